@@ -1,0 +1,1 @@
+"""backupd: backup and recovery for MySQL, Percona Server and MariaDB."""

@@ -1,0 +1,1 @@
+"""The application: every job is resolve (catalog to spec), execute (no catalog), record (rows)."""

@@ -1,0 +1,1 @@
+"""Taking backups: preflight and the physical backup."""

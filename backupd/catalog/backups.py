@@ -1,0 +1,166 @@
+"""Rows of backups and of their copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, exists, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.database import Database
+from backupd.catalog.tables import backups, copies
+from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.manifest import Stats
+from backupd.model.server import Position
+
+_CHUNK = 500
+"""Ids in one statement: SQLite allows 32,766 values, older builds 999."""
+
+
+class Backups:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, record: BackupRecord, *, replace: bool = False) -> None:
+        """Record a committed backup and its copies, all or nothing.
+
+        ``replace`` is for rebuilding: an older row of the same id gives way. Without it a second row raises
+        RefusedError.
+        """
+        with self._database.write() as connection:
+            if replace:
+                connection.execute(delete(backups).where(backups.c.id == record.id))
+            elif connection.scalar(select(exists().where(backups.c.id == record.id))):
+                raise RefusedError(f"backup {record.id} is in the catalog already")
+            connection.execute(insert(backups).values(**_columns(record)))
+            if record.copies:
+                connection.execute(insert(copies), [_copy_columns(record.id, copy) for copy in record.copies])
+
+    def get(self, backup_id: str) -> BackupRecord:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(select(backups).where(backups.c.id == backup_id)).mappings().first()
+            if row is None:
+                raise _not_found(backup_id)
+            return _record(row, _copies_of(connection, [backup_id]).get(backup_id, ()))
+
+    def list(self, server: str | None = None, *, kind: BackupKind | None = None, state: BackupState | None = None,
+             limit: int | None = None) -> tuple[BackupRecord, ...]:
+        """Newest first. Without ``state`` every state is listed, deleted ones too."""
+        query = select(backups).order_by(backups.c.finished_at.desc(), backups.c.id.desc()).limit(limit)
+        for column, wanted in ((backups.c.server, server), (backups.c.kind, kind), (backups.c.state, state)):
+            if wanted is not None:
+                query = query.where(column == str(wanted))
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+            found = _copies_of(connection, [row["id"] for row in rows])
+        return tuple(_record(row, found.get(row["id"], ())) for row in rows)
+
+    def newest(self, server: str, *, kind: BackupKind | None = None) -> BackupRecord | None:
+        """The newest complete backup of a server."""
+        return next(iter(self.list(server, kind=kind, state=BackupState.COMPLETE, limit=1)), None)
+
+    def servers(self) -> tuple[str, ...]:
+        """Every server that has a row, also those that are no longer configured."""
+        with self._database.read() as connection:
+            return tuple(connection.scalars(select(backups.c.server).distinct().order_by(backups.c.server)))
+
+    def set_state(self, backup_id: str, state: BackupState) -> None:
+        """Raises NotFoundError."""
+        self._change(backup_id, state=str(state))
+
+    def pin(self, backup_id: str, *, pinned: bool = True) -> None:
+        """Keep the backup whatever retention says, or no longer. Raises NotFoundError."""
+        self._change(backup_id, pinned=pinned)
+
+    def remove(self, backup_id: str) -> None:
+        """Forget the backup and its copies. Quiet when it is gone already."""
+        with self._database.write() as connection:
+            connection.execute(delete(backups).where(backups.c.id == backup_id))
+
+    def add_copy(self, backup_id: str, copy: Copy) -> None:
+        """Record that a destination holds the backup; an older row of it is replaced. Raises NotFoundError."""
+        with self._database.write() as connection:
+            if not connection.scalar(select(exists().where(backups.c.id == backup_id))):
+                raise _not_found(backup_id)
+            connection.execute(delete(copies).where(_is_copy(backup_id, copy.destination)))
+            connection.execute(insert(copies).values(**_copy_columns(backup_id, copy)))
+
+    def remove_copy(self, backup_id: str, destination: str) -> None:
+        """Quiet when there is none."""
+        with self._database.write() as connection:
+            connection.execute(delete(copies).where(_is_copy(backup_id, destination)))
+
+    def mark_copy_verified(self, backup_id: str, destination: str, now: datetime) -> None:
+        """Every byte of the copy was read and is as it was stored. Raises NotFoundError."""
+        self._change_copy(backup_id, destination, state="complete", verified_at=now)
+
+    def mark_copy_damaged(self, backup_id: str, destination: str) -> None:
+        """``verified_at`` stays: it tells until when the copy was good. Raises NotFoundError."""
+        self._change_copy(backup_id, destination, state="damaged")
+
+    def _change(self, backup_id: str, **values: Any) -> None:
+        with self._database.write() as connection:
+            if not connection.execute(update(backups).where(backups.c.id == backup_id).values(**values)).rowcount:
+                raise _not_found(backup_id)
+
+    def _change_copy(self, backup_id: str, destination: str, **values: Any) -> None:
+        with self._database.write() as connection:
+            change = update(copies).where(_is_copy(backup_id, destination)).values(**values)
+            if not connection.execute(change).rowcount:
+                raise NotFoundError(f"the catalog knows no copy of backup {backup_id} at {destination}",
+                                    hint="`backupd fsck` compares the catalog with the destinations")
+
+
+def _is_copy(backup_id: str, destination: str) -> Any:
+    return (copies.c.backup_id == backup_id) & (copies.c.destination == destination)
+
+
+def _not_found(backup_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no backup {backup_id}", hint="`backupd backups` lists those that are known")
+
+
+def _columns(record: BackupRecord) -> dict[str, Any]:
+    return {
+        "id": record.id, "server": record.server, "kind": str(record.kind), "state": str(record.state),
+        "parent": record.parent, "started_at": record.started_at, "finished_at": record.finished_at,
+        "bytes_source": record.stats.bytes_source, "bytes_stored": record.stats.bytes_stored,
+        "bytes_new": record.stats.bytes_new, "files": record.stats.files, "files_linked": record.stats.files_linked,
+        **position_columns(record.position), "flavour": record.flavour, "server_version": record.server_version,
+        "tool_version": record.tool_version, "pinned": record.pinned, "warnings": list(record.warnings),
+    }
+
+
+def _copy_columns(backup_id: str, copy: Copy) -> dict[str, Any]:
+    return {"backup_id": backup_id, "destination": copy.destination, "state": copy.state,
+            "stored_at": copy.stored_at, "verified_at": copy.verified_at}
+
+
+def position_columns(position: Position) -> dict[str, Any]:
+    """A position as the three columns that two tables have for it."""
+    return {"position_file": position.file, "position_pos": position.pos, "position_gtid": position.gtid}
+
+
+def _record(row: RowMapping, found: Iterable[Copy]) -> BackupRecord:
+    return BackupRecord(
+        id=row["id"], server=row["server"], kind=BackupKind(row["kind"]), state=BackupState(row["state"]),
+        parent=row["parent"], started_at=row["started_at"], finished_at=row["finished_at"],
+        stats=Stats(row["bytes_source"], row["bytes_stored"], row["bytes_new"], row["files"], row["files_linked"]),
+        position=Position(row["position_file"], row["position_pos"], row["position_gtid"]), flavour=row["flavour"],
+        server_version=row["server_version"], tool_version=row["tool_version"], pinned=row["pinned"],
+        warnings=tuple(row["warnings"]), copies=tuple(found))
+
+
+def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:
+    found: dict[str, list[Copy]] = {}
+    for start in range(0, len(ids), _CHUNK):
+        query = select(copies).where(copies.c.backup_id.in_(ids[start:start + _CHUNK])).order_by(copies.c.destination)
+        for row in connection.execute(query).mappings():
+            copy = Copy(row["destination"], row["state"], row["stored_at"], row["verified_at"])
+            found.setdefault(row["backup_id"], []).append(copy)
+    return found

@@ -1,0 +1,175 @@
+"""A connection pool to the catalog's database, and what its failures mean.
+
+SQLite is opened in WAL mode with foreign keys on; PostgreSQL through psycopg 3. Every failure of either leaves here
+as a CatalogError that names the file or the server.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from backupd.model.errors import BackupdError, CatalogError
+
+BUSY_SECONDS = 30
+"""How long a writer waits for another writer of the same SQLite file."""
+
+_POSTGRESQL = ("postgres", "postgresql", "postgresql+psycopg")
+_REBUILD = ("move the file away (keep it) and run `backupd catalog rebuild --from DESTINATION`: "
+            "the manifests at the destinations hold everything about the backups")
+
+
+def catalog_url(text: str) -> URL:
+    """The URL as SQLAlchemy wants it: ``sqlite:////var/lib/backupd/catalog.db`` or ``postgresql://host/name``.
+
+    Raises CatalogError for anything else; the message never shows a password.
+    """
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError) as error:
+        raise CatalogError("the catalog's address is not a URL",
+                           hint="write sqlite:////var/lib/backupd/catalog.db or postgresql://user@host/name") from error
+    if url.drivername in {"sqlite", "sqlite+pysqlite"}:
+        if not url.database or url.database == ":memory:":
+            raise CatalogError("a catalog in memory would be forgotten",
+                               hint="name a file: sqlite:////var/lib/backupd/catalog.db (four slashes)")
+        return url.set(drivername="sqlite")
+    if url.drivername in _POSTGRESQL:
+        return url.set(drivername="postgresql+psycopg")
+    raise CatalogError(f"a catalog cannot live in {url.drivername!r}",
+                       hint="use sqlite:////PATH or postgresql://USER@HOST/NAME")
+
+
+class Database:
+    """One catalog's database. Threads may share it.
+
+    ``name`` is how messages call it: a path, or a URL without its password.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Opens nothing yet, but for SQLite makes the folder (0700) and the file (0600) where they are missing."""
+        self.url = catalog_url(address)
+        self.sqlite = self.url.drivername == "sqlite"
+        self.name = str(self.url.database) if self.sqlite else self.url.render_as_string(hide_password=True)
+        if self.sqlite:
+            _make_file(Path(self.name))
+        try:
+            self.engine = self._sqlite_engine() if self.sqlite else self._postgresql_engine()
+        except ModuleNotFoundError as error:
+            raise CatalogError(f"the catalog {self.name} needs the Python package psycopg",
+                               hint="pip install 'backupd[postgresql]'") from error
+        self._reading = self.engine.execution_options(backupd_reading=True)
+
+    def _sqlite_engine(self) -> Engine:
+        engine = create_engine(self.url, connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True)
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    def _postgresql_engine(self) -> Engine:
+        # pre_ping: a PostgreSQL that was restarted must not fail the first record after it.
+        return create_engine(self.url, pool_pre_ping=True, hide_parameters=True, connect_args={
+            "connect_timeout": 10, "application_name": "backupd"})
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One consistent view. Raises CatalogError."""
+        with self._errors(), self._reading.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction: committed when the block ends well, undone when it raises. Raises CatalogError."""
+        with self._errors(), self.engine.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def integrity(self) -> list[str]:
+        """What the database itself finds wrong, one line each; empty for PostgreSQL, which has tools of its own."""
+        if not self.sqlite:
+            return []
+        with self.read() as connection:
+            lines = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check")]
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        return [line for line in lines if line != "ok"] + [f"{row[0]} row {row[1]} names a missing {row[2]}"
+                                                           for row in broken]
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BackupdError:
+            raise
+        except DBAPIError as error:
+            raise self._explained(error) from error
+        except SQLAlchemyError as error:
+            raise CatalogError(f"the catalog {self.name} failed", detail=str(error)) from error
+
+    def _explained(self, error: DBAPIError) -> CatalogError:
+        cause = error.orig
+        detail = str(cause).strip()
+        if isinstance(cause, sqlite3.Error):
+            code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+            message, hint = _SQLITE.get(code, ("failed", ""))
+            return CatalogError(f"the catalog {self.name} {message}", detail=detail, hint=hint)
+        if isinstance(error, OperationalError) or error.connection_invalidated:
+            return CatalogError(f"the catalog {self.name} cannot be reached", detail=detail,
+                                hint="is PostgreSQL running, and do its pg_hba.conf and your passfile let us in?")
+        return CatalogError(f"the catalog {self.name} refused a statement", detail=detail)
+
+
+_ACCESS = "this user needs read and write access to the file and its folder (SQLite keeps -wal and -shm files beside it)"
+
+_SQLITE = {
+    sqlite3.SQLITE_NOTADB: ("is not a SQLite file, or its first page is damaged", _REBUILD),
+    sqlite3.SQLITE_CORRUPT: ("is damaged", _REBUILD),
+    sqlite3.SQLITE_READONLY: ("is read-only", _ACCESS),
+    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", _ACCESS),
+    sqlite3.SQLITE_PERM: ("cannot be opened", _ACCESS),
+    sqlite3.SQLITE_FULL: ("cannot grow: its disk is full", "make room on that disk; nothing was half recorded"),
+    sqlite3.SQLITE_BUSY: (f"stayed locked for {BUSY_SECONDS} seconds",
+                          "another process holds a long transaction on it; `fuser FILE` names it"),
+    sqlite3.SQLITE_IOERR: ("cannot be read or written", "look at the kernel's messages (dmesg) for this disk"),
+}
+
+
+def _make_file(path: Path) -> None:
+    try:
+        missing = [folder for folder in path.absolute().parents if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        # SQLite would create the file by the umask; its -wal and -shm files take over the mode of this one.
+        os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
+    except IsADirectoryError as error:
+        raise CatalogError(f"the catalog {path} is a folder", hint="name a file inside it") from error
+    except OSError as error:
+        raise CatalogError(f"the catalog {path} cannot be created or opened", detail=str(error),
+                           hint="run as the user that owns the catalog, or correct its folder's permissions") from error
+    if path.is_dir():
+        raise CatalogError(f"the catalog {path} is a folder", hint="name a file inside it")
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
+    # Python's sqlite3 would begin transactions by itself, late and only for some statements, so that a read followed
+    # by a write fails at once with "database is locked". None leaves BEGIN to us (_begin_sqlite).
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    reading = connection.get_execution_options().get("backupd_reading", False)
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")

@@ -1,0 +1,100 @@
+"""Rows of jobs: what ran, for whom, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from sqlalchemy import Connection, exists, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.database import Database
+from backupd.catalog.phases import phases_from, phases_json
+from backupd.catalog.tables import jobs
+from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.job import JOB_MOVES, JobRecord, JobState
+from backupd.model.proof import Phase
+
+
+class Jobs:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(self, record: JobRecord) -> None:
+        """Record a job that begins now. Raises RefusedError for an id that exists."""
+        with self._database.write() as connection:
+            if connection.scalar(select(exists().where(jobs.c.id == record.id))):
+                raise RefusedError(f"job {record.id} is in the catalog already")
+            connection.execute(insert(jobs).values(
+                id=record.id, kind=record.kind, server=record.server, state=str(record.state),
+                started_at=record.started_at, finished_at=record.finished_at, message=record.message,
+                detail=record.detail, hint=record.hint, bytes=record.bytes, phases=phases_json(record.phases),
+                owner=record.owner))
+
+    def finish(self, job_id: str, state: JobState, now: datetime, *, error: BackupdError | None = None,
+               bytes: int = 0, phases: Sequence[Phase] = ()) -> JobRecord:  # noqa: A002  the model's word
+        """End a running job. ``bytes`` of plaintext moved.
+
+        Raises RefusedError when the job is over: a worker that slept through being declared abandoned must not
+        call itself successful. Raises NotFoundError.
+        """
+        with self._database.write() as connection:
+            return self._end(connection, job_id, state, now, error, bytes, phases)
+
+    def _end(self, connection: Connection, job_id: str, state: JobState, now: datetime, error: BackupdError | None,
+             size: int, phases: Sequence[Phase]) -> JobRecord:
+        sources = [str(source) for source, moves in JOB_MOVES.items() if state in moves]
+        changed = connection.execute(
+            update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(sources)).values(
+                state=str(state), finished_at=now, message=error.message if error else "",
+                detail=error.detail if error else "", hint=error.hint if error else "", bytes=size,
+                phases=phases_json(phases))).rowcount
+        record = _one(connection, job_id)
+        if not changed:
+            raise RefusedError(f"job {job_id} is {record.state}, it cannot become {state}")
+        return record
+
+    def get(self, job_id: str) -> JobRecord:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            return _one(connection, job_id)
+
+    def list(self, server: str | None = None, *, kind: str | None = None, state: JobState | None = None,
+             limit: int | None = None) -> tuple[JobRecord, ...]:
+        """Newest first."""
+        query = select(jobs).order_by(jobs.c.started_at.desc(), jobs.c.id.desc()).limit(limit)
+        for column, wanted in ((jobs.c.server, server), (jobs.c.kind, kind), (jobs.c.state, state)):
+            if wanted is not None:
+                query = query.where(column == str(wanted))
+        with self._database.read() as connection:
+            return tuple(_record(row) for row in connection.execute(query).mappings())
+
+    def abandon_dead(self, is_alive: Callable[[str], bool], now: datetime) -> tuple[JobRecord, ...]:
+        """End as abandoned every running job whose ``owner`` is not alive; gives those."""
+        dead = [job for job in self.list(state=JobState.RUNNING) if not is_alive(job.owner)]
+        error = BackupdError("the process that ran this job is gone",
+                             hint="run it again; whatever it left at a destination is removed by the next run")
+        ended = []
+        for job in dead:
+            try:
+                with self._database.write() as connection:
+                    ended.append(self._end(connection, job.id, JobState.ABANDONED, now, error, job.bytes, job.phases))
+            except RefusedError:
+                continue  # it ended by itself, or another process abandoned it, since we looked
+        return tuple(ended)
+
+
+def _one(connection: Connection, job_id: str) -> JobRecord:
+    row = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
+    if row is None:
+        raise NotFoundError(f"there is no job {job_id}")
+    return _record(row)
+
+
+def _record(row: RowMapping) -> JobRecord:
+    return JobRecord(
+        id=row["id"], kind=row["kind"], server=row["server"], state=JobState(row["state"]),
+        started_at=row["started_at"], finished_at=row["finished_at"], message=row["message"], detail=row["detail"],
+        hint=row["hint"], bytes=row["bytes"], phases=phases_from(row["phases"]), owner=row["owner"])

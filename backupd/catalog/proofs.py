@@ -1,0 +1,59 @@
+"""Rows of proofs: one for each test restore, good or bad. They outlive the backups that they proved."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.database import Database
+from backupd.catalog.phases import phases_from, phases_json
+from backupd.catalog.tables import proofs
+from backupd.model.errors import NotFoundError
+from backupd.model.proof import Check, Proof
+
+
+class Proofs:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, proof: Proof) -> None:
+        """Record a proof; one of the same id is replaced."""
+        with self._database.write() as connection:
+            connection.execute(delete(proofs).where(proofs.c.id == proof.id))
+            connection.execute(insert(proofs).values(
+                id=proof.id, server=proof.server, backup_id=proof.backup_id, target=proof.target,
+                outcome=proof.outcome, started_at=proof.started_at, finished_at=proof.finished_at,
+                phases=phases_json(proof.phases), checks=[check.as_json() for check in proof.checks],
+                tables_compared=proof.tables_compared, error=proof.error))
+
+    def get(self, proof_id: str) -> Proof:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(select(proofs).where(proofs.c.id == proof_id)).mappings().first()
+        if row is None:
+            raise NotFoundError(f"there is no proof {proof_id}")
+        return _proof(row)
+
+    def list(self, server: str | None = None, *, backup_id: str | None = None, outcome: str | None = None,
+             limit: int | None = None) -> tuple[Proof, ...]:
+        """Newest first."""
+        query = select(proofs).order_by(proofs.c.finished_at.desc(), proofs.c.id.desc()).limit(limit)
+        for column, wanted in ((proofs.c.server, server), (proofs.c.backup_id, backup_id),
+                               (proofs.c.outcome, outcome)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        with self._database.read() as connection:
+            return tuple(_proof(row) for row in connection.execute(query).mappings())
+
+    def latest(self, server: str, *, outcome: str | None = None) -> Proof | None:
+        return next(iter(self.list(server, outcome=outcome, limit=1)), None)
+
+
+def _proof(row: RowMapping) -> Proof:
+    return Proof(
+        id=row["id"], server=row["server"], backup_id=row["backup_id"], target=row["target"], outcome=row["outcome"],
+        started_at=row["started_at"], finished_at=row["finished_at"], phases=phases_from(row["phases"]),
+        checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in row["checks"]),
+        tables_compared=row["tables_compared"], error=row["error"])

@@ -1,0 +1,83 @@
+"""How fast each phase went lately: the ground under a plan's estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Table, select
+
+from backupd.catalog.database import Database
+from backupd.catalog.phases import phases_from
+from backupd.catalog.tables import jobs, proofs, restores
+from backupd.model.job import JobState
+from backupd.model.proof import Phase
+
+SAMPLES = 20
+"""Runs of each sort that are looked at, newest first: old hardware should be forgotten."""
+
+_SHORTEST = 0.001
+"""Seconds below which a phase says nothing about speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What is known of one phase.
+
+    ``bytes_per_second``: the median over runs that moved bytes, None when none did. ``seconds``: the median
+    duration. ``samples``: runs counted. ``server``: whose runs they are, None when the server has none of its own
+    and those of all servers were taken.
+    """
+
+    phase: str
+    bytes_per_second: float | None
+    seconds: float
+    samples: int
+    server: str | None
+
+    def estimate(self, size: int) -> float:
+        """Seconds that this phase takes for ``size`` bytes; without a rate, its median duration."""
+        return size / self.bytes_per_second if self.bytes_per_second else self.seconds
+
+
+class Rates:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, server: str) -> Mapping[str, Rate]:
+        """Rates by phase name, from the server's own successful runs; phases it never ran, from all servers' runs."""
+        return {**rates(self._phases(None), None), **rates(self._phases(server), server)}
+
+    def _phases(self, server: str | None) -> list[Phase]:
+        succeeded = str(JobState.SUCCEEDED)
+        found: list[Phase] = []
+        # A failed test restore still fetched and prepared at a true speed only up to its failing phase, whose time
+        # means nothing; so only good ends count.
+        for table, state, values in ((jobs, jobs.c.state, (succeeded,)), (restores, restores.c.state, (succeeded,)),
+                                     (proofs, proofs.c.outcome, ("proved", "restored"))):
+            found.extend(self._recent(table, state.in_(values), server))
+        return found
+
+    def _recent(self, table: Table, good: Any, server: str | None) -> Iterable[Phase]:
+        query = select(table.c.phases).where(good).order_by(table.c.finished_at.desc()).limit(SAMPLES)
+        if server is not None:
+            query = query.where(table.c.server == server)
+        with self._database.read() as connection:
+            return [phase for column in connection.execute(query).scalars() for phase in phases_from(column)]
+
+
+def rates(phases: Iterable[Phase], server: str | None) -> dict[str, Rate]:
+    """Medians by phase name."""
+    grouped: dict[str, list[Phase]] = {}
+    for phase in phases:
+        grouped.setdefault(phase.name, []).append(phase)
+    found = {}
+    for name, group in grouped.items():
+        speeds = [phase.bytes / phase.seconds for phase in group if phase.bytes > 0 and phase.seconds >= _SHORTEST]
+        found[name] = Rate(phase=name, bytes_per_second=median(speeds) if speeds else None,
+                           seconds=median(phase.seconds for phase in group), samples=len(group), server=server)
+    return found

@@ -1,0 +1,118 @@
+"""Rows of restores. A failed or abandoned one can run again: what it fetched is still in its staging folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from sqlalchemy import Connection, exists, insert, select, update
+from sqlalchemy.engine import RowMapping
+
+from backupd.catalog.database import Database
+from backupd.catalog.phases import phases_from, phases_json
+from backupd.catalog.tables import restores
+from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.job import RESTORE_MOVES, JobState, RestoreRecord
+from backupd.model.proof import Phase
+
+
+class Restores:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def start(self, record: RestoreRecord) -> None:
+        """Record a restore that begins now. Raises RefusedError for an id that exists."""
+        with self._database.write() as connection:
+            if connection.scalar(select(exists().where(restores.c.id == record.id))):
+                raise RefusedError(f"restore {record.id} is in the catalog already")
+            connection.execute(insert(restores).values(
+                id=record.id, server=record.server, backup_id=record.backup_id, target=record.target,
+                datadir=record.datadir, state=str(record.state), started_at=record.started_at,
+                finished_at=record.finished_at, phases=phases_json(record.phases), error=record.error,
+                owner=record.owner))
+
+    def phase_done(self, restore_id: str, phase: Phase) -> RestoreRecord:
+        """Append a finished phase to a running restore; one of the same name is replaced (it ran again).
+
+        Raises RefusedError when the restore is not running, NotFoundError.
+        """
+        with self._database.write() as connection:
+            record = _one(connection, restore_id)
+            if record.state is not JobState.RUNNING:
+                raise RefusedError(f"restore {restore_id} is {record.state}, not running")
+            phases = [done for done in record.phases if done.name != phase.name] + [phase]
+            connection.execute(update(restores).where(restores.c.id == restore_id).values(phases=phases_json(phases)))
+            return _one(connection, restore_id)
+
+    def finish(self, restore_id: str, state: JobState, now: datetime, *, error: str = "",
+               phases: Sequence[Phase] | None = None) -> RestoreRecord:
+        """End a running restore; ``phases`` None keeps those recorded on the way.
+
+        Raises RefusedError when it is over, NotFoundError.
+        """
+        with self._database.write() as connection:
+            return _move(connection, restore_id, state, finished_at=now, error=error,
+                         **({} if phases is None else {"phases": phases_json(phases)}))
+
+    def resume(self, restore_id: str, owner: str = "") -> RestoreRecord:
+        """A failed or abandoned restore runs again under a new owner; its phases stay.
+
+        Raises RefusedError from any other state, NotFoundError.
+        """
+        with self._database.write() as connection:
+            return _move(connection, restore_id, JobState.RUNNING, finished_at=None, error="", owner=owner)
+
+    def get(self, restore_id: str) -> RestoreRecord:
+        """Raises NotFoundError."""
+        with self._database.read() as connection:
+            return _one(connection, restore_id)
+
+    def list(self, server: str | None = None, *, state: JobState | None = None, datadir: str | None = None,
+             limit: int | None = None) -> tuple[RestoreRecord, ...]:
+        """Newest first."""
+        query = select(restores).order_by(restores.c.started_at.desc(), restores.c.id.desc()).limit(limit)
+        for column, wanted in ((restores.c.server, server), (restores.c.state, state), (restores.c.datadir, datadir)):
+            if wanted is not None:
+                query = query.where(column == str(wanted))
+        with self._database.read() as connection:
+            return tuple(_record(row) for row in connection.execute(query).mappings())
+
+    def abandon_dead(self, is_alive: Callable[[str], bool], now: datetime) -> tuple[RestoreRecord, ...]:
+        """End as abandoned every running restore whose ``owner`` is not alive; gives those."""
+        ended = []
+        for record in self.list(state=JobState.RUNNING):
+            if is_alive(record.owner):
+                continue
+            try:
+                ended.append(self.finish(record.id, JobState.ABANDONED, now,
+                                         error="the process that ran this restore is gone"))
+            except RefusedError:
+                continue  # it ended by itself, or another process abandoned it, since we looked
+        return tuple(ended)
+
+
+def _move(connection: Connection, restore_id: str, state: JobState, **values: object) -> RestoreRecord:
+    sources = [str(source) for source, moves in RESTORE_MOVES.items() if state in moves]
+    changed = connection.execute(
+        update(restores).where(restores.c.id == restore_id, restores.c.state.in_(sources))
+        .values(state=str(state), **values)).rowcount
+    record = _one(connection, restore_id)
+    if not changed:
+        raise RefusedError(f"restore {restore_id} is {record.state}, it cannot become {state}")
+    return record
+
+
+def _one(connection: Connection, restore_id: str) -> RestoreRecord:
+    row = connection.execute(select(restores).where(restores.c.id == restore_id)).mappings().first()
+    if row is None:
+        raise NotFoundError(f"there is no restore {restore_id}")
+    return _record(row)
+
+
+def _record(row: RowMapping) -> RestoreRecord:
+    return RestoreRecord(
+        id=row["id"], server=row["server"], backup_id=row["backup_id"], target=row["target"], datadir=row["datadir"],
+        state=JobState(row["state"]), started_at=row["started_at"], finished_at=row["finished_at"],
+        phases=phases_from(row["phases"]), error=row["error"], owner=row["owner"])

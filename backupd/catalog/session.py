@@ -1,0 +1,69 @@
+"""The way in: an open catalog with one object per sort of row."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from backupd.catalog.backups import Backups
+from backupd.catalog.database import Database
+from backupd.catalog.jobs import Jobs
+from backupd.catalog.migrations import bring_up_to_date
+from backupd.catalog.proofs import Proofs
+from backupd.catalog.rates import Rates
+from backupd.catalog.restores import Restores
+from backupd.catalog.witnesses import Witnesses
+
+
+class Catalog:
+    """An open catalog; a context manager. Threads may share it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.name = database.name
+        self.backups = Backups(database)
+        self.jobs = Jobs(database)
+        self.restores = Restores(database)
+        self.proofs = Proofs(database)
+        self.witnesses = Witnesses(database)
+        self.rates = Rates(database)
+
+    def integrity(self) -> list[str]:
+        """What the database finds wrong with itself, one line each. Reads everything; for `backupd fsck`."""
+        return self._database.integrity()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None,
+                 _trace: TracebackType | None) -> None:
+        self.close()
+
+
+def open_catalog(url: str) -> Catalog:
+    """Open the catalog at ``sqlite:////PATH`` or ``postgresql://...``, made or upgraded first where needed.
+
+    Raises CatalogError naming the file or server: damaged, read-only, newer than this program, out of reach.
+    """
+    database = Database(url)
+    try:
+        bring_up_to_date(database)
+    except BaseException:
+        database.close()
+        raise
+    return Catalog(database)
+
+
+def upgrade(url: str) -> tuple[str | None, str]:
+    """Bring a catalog's tables up to date and close it; gives the revision before (None: it was empty) and after.
+
+    Two processes may do it at once. Raises CatalogError.
+    """
+    database = Database(url)
+    try:
+        return bring_up_to_date(database)
+    finally:
+        database.close()

@@ -1,0 +1,178 @@
+"""The tables of the catalog. The only other place that knows columns is ``alembic/versions``.
+
+Nothing points to ``backups`` with a foreign key but its own copies: a proof outlives the backup that it proved, and
+a rebuild may meet an increment before its parent.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """Aware datetimes in, aware datetimes in UTC out, microseconds kept.
+
+    SQLite has no zones: there the column holds the UTC clock as text, which sorts by time. PostgreSQL returns
+    ``timestamptz`` in the zone of the session, so it is brought back to UTC.
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a moment needs a time zone")
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
+
+
+class FreeText(TypeDecorator[str]):
+    """Text of programs and file names, which may hold what a database refuses.
+
+    PostgreSQL stores no NUL, and neither database stores the lone surrogates by which Python carries bytes that are
+    not UTF-8: both are written out (``\\x00``, ``\\udcff``) instead of failing the record of a failure.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002  the signature is SQLAlchemy's
+        if value is None:
+            return None
+        return value.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\x00")
+
+
+metadata = MetaData(naming_convention={
+    "pk": "pk_%(table_name)s",
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+})
+
+
+def _position() -> tuple[Column[Any], ...]:
+    return (Column("position_file", FreeText, nullable=False), Column("position_pos", BigInteger, nullable=False),
+            Column("position_gtid", FreeText, nullable=False))
+
+
+backups = Table(
+    "backups", metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("parent", String(64)),
+    Column("started_at", UtcTime, nullable=False),
+    Column("finished_at", UtcTime, nullable=False),
+    Column("bytes_source", BigInteger, nullable=False),
+    Column("bytes_stored", BigInteger, nullable=False),
+    Column("bytes_new", BigInteger, nullable=False),
+    Column("files", BigInteger, nullable=False),
+    Column("files_linked", BigInteger, nullable=False),
+    *_position(),
+    Column("flavour", String(32), nullable=False),
+    Column("server_version", FreeText, nullable=False),
+    Column("tool_version", FreeText, nullable=False),
+    Column("pinned", Boolean, nullable=False),
+    Column("warnings", JSON, nullable=False),
+    Index(None, "server", "finished_at"),
+)
+
+copies = Table(
+    "copies", metadata,
+    Column("backup_id", String(64), ForeignKey("backups.id", ondelete="CASCADE"), primary_key=True),
+    Column("destination", String(64), primary_key=True),
+    Column("state", String(32), nullable=False),
+    Column("stored_at", UtcTime, nullable=False),
+    Column("verified_at", UtcTime),
+)
+
+jobs = Table(
+    "jobs", metadata,
+    Column("id", String(64), primary_key=True),
+    Column("kind", String(64), nullable=False),
+    Column("server", String(64), nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("finished_at", UtcTime),
+    Column("message", FreeText, nullable=False),
+    Column("detail", FreeText, nullable=False),
+    Column("hint", FreeText, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("phases", JSON, nullable=False),
+    Column("owner", FreeText, nullable=False),
+    Index(None, "server", "started_at"),
+    Index(None, "state"),
+)
+
+restores = Table(
+    "restores", metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("backup_id", String(64), nullable=False),
+    Column("target", FreeText, nullable=False),
+    Column("datadir", FreeText, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("finished_at", UtcTime),
+    Column("phases", JSON, nullable=False),
+    Column("error", FreeText, nullable=False),
+    Column("owner", FreeText, nullable=False),
+    Index(None, "server", "started_at"),
+    Index(None, "state"),
+)
+
+proofs = Table(
+    "proofs", metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("backup_id", String(64), nullable=False),
+    Column("target", FreeText, nullable=False),
+    Column("outcome", String(32), nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("finished_at", UtcTime, nullable=False),
+    Column("phases", JSON, nullable=False),
+    Column("checks", JSON, nullable=False),
+    Column("tables_compared", Integer, nullable=False),
+    Column("error", FreeText, nullable=False),
+    Index(None, "server", "finished_at"),
+    Index(None, "backup_id"),
+)
+
+witnesses = Table(
+    "witnesses", metadata,
+    Column("id", String(64), primary_key=True),
+    Column("server", String(64), nullable=False),
+    Column("backup_id", String(64)),
+    Column("taken_at", UtcTime, nullable=False),
+    *_position(),
+    Column("seconds", Float, nullable=False),
+    Column("payload", JSON, nullable=False),
+    Index(None, "server", "taken_at"),
+    Index(None, "backup_id"),
+)

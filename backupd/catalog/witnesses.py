@@ -1,0 +1,71 @@
+"""Rows of witnesses: what the source's tables looked like at a position."""
+
+from __future__ import annotations
+
+from sqlalchemy import Select, delete, insert, select
+
+from backupd.catalog.backups import position_columns
+from backupd.catalog.database import Database
+from backupd.catalog.tables import witnesses
+from backupd.model.errors import NotFoundError
+from backupd.model.proof import Witness
+from backupd.model.server import Position
+
+
+class Witnesses:
+    """Every method is one transaction and raises CatalogError when the database fails."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, witness_id: str, witness: Witness, *, backup_id: str | None = None) -> None:
+        """Record a witness; ``backup_id`` when it was read in the very moment of that backup. Same id: replaced."""
+        with self._database.write() as connection:
+            connection.execute(delete(witnesses).where(witnesses.c.id == witness_id))
+            connection.execute(insert(witnesses).values(
+                id=witness_id, server=witness.server, backup_id=backup_id, taken_at=witness.taken_at,
+                **position_columns(witness.position), seconds=witness.seconds,
+                # as_json rounds the seconds for readers; what is kept is exact
+                payload={**witness.as_json(), "seconds": witness.seconds}))
+
+    def get(self, witness_id: str) -> Witness:
+        """Raises NotFoundError."""
+        found = self._first(_newest().where(witnesses.c.id == witness_id))
+        if found is None:
+            raise NotFoundError(f"there is no witness {witness_id}")
+        return found
+
+    def latest(self, server: str) -> Witness | None:
+        return self._first(_newest().where(witnesses.c.server == server))
+
+    def of_backup(self, backup_id: str) -> Witness | None:
+        """The witness that was read in the moment of this backup."""
+        return self._first(_newest().where(witnesses.c.backup_id == backup_id))
+
+    def at_position(self, server: str, position: Position) -> Witness | None:
+        """The newest witness of exactly this place in the binary log.
+
+        File and offset decide where the server writes a binary log. Without one (empty file) the GTID does, and
+        with neither nothing can be said: None.
+        """
+        query = _newest().where(witnesses.c.server == server)
+        if position.file:
+            return self._first(query.where(witnesses.c.position_file == position.file,
+                                           witnesses.c.position_pos == position.pos))
+        if position.gtid:
+            return self._first(query.where(witnesses.c.position_gtid == position.gtid))
+        return None
+
+    def forget(self, backup_id: str) -> None:
+        """Remove the witnesses of a backup that is gone."""
+        with self._database.write() as connection:
+            connection.execute(delete(witnesses).where(witnesses.c.backup_id == backup_id))
+
+    def _first(self, query: Select[tuple[object]]) -> Witness | None:
+        with self._database.read() as connection:
+            payload = connection.execute(query.limit(1)).scalar()
+        return Witness.from_json(payload) if isinstance(payload, dict) else None
+
+
+def _newest() -> Select[tuple[object]]:
+    return select(witnesses.c.payload).order_by(witnesses.c.taken_at.desc(), witnesses.c.id.desc())

@@ -1,0 +1,73 @@
+"""A backup as the catalog and every interface show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from backupd.model.clock import format_time
+from backupd.model.manifest import Stats
+from backupd.model.server import Position
+
+
+class BackupKind(StrEnum):
+    PHYSICAL_FULL = "physical-full"
+    PHYSICAL_INCREMENTAL = "physical-incremental"
+    LOGICAL = "logical"
+
+
+class BackupState(StrEnum):
+    """Only committed backups have a row, so: usable, found damaged, or on its way out."""
+
+    COMPLETE = "complete"
+    DAMAGED = "damaged"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One destination's copy of a backup. ``state``: complete or damaged."""
+
+    destination: str
+    state: str
+    stored_at: datetime
+    verified_at: datetime | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"destination": self.destination, "state": self.state, "stored_at": format_time(self.stored_at),
+                "verified_at": format_time(self.verified_at) if self.verified_at else None}
+
+
+@dataclass(frozen=True, slots=True)
+class BackupRecord:
+    """The JSON shape of a backup (contract): see ``as_json``. Times are UTC, sizes bytes."""
+
+    id: str
+    server: str
+    kind: BackupKind
+    state: BackupState
+    parent: str | None
+    started_at: datetime
+    finished_at: datetime
+    stats: Stats
+    position: Position
+    flavour: str
+    server_version: str
+    tool_version: str
+    pinned: bool = False
+    warnings: tuple[str, ...] = ()
+    copies: tuple[Copy, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "server": self.server, "kind": str(self.kind), "state": str(self.state),
+            "parent": self.parent, "started_at": format_time(self.started_at),
+            "finished_at": format_time(self.finished_at), "bytes_source": self.stats.bytes_source,
+            "bytes_stored": self.stats.bytes_stored, "bytes_new": self.stats.bytes_new, "files": self.stats.files,
+            "files_linked": self.stats.files_linked, "position": self.position.as_json(),
+            "flavour": self.flavour, "server_version": self.server_version, "tool_version": self.tool_version,
+            "pinned": self.pinned, "warnings": list(self.warnings),
+            "copies": [copy.as_json() for copy in self.copies],
+        }

@@ -1,0 +1,158 @@
+"""Every error that a user can meet, as one tree.
+
+    BackupdError
+    ├── UsageError              wrong call, exit 2
+    ├── ConfigurationError      configuration or policy files, all problems at once, exit 2
+    ├── RefusedError            a rule forbids it; nothing was changed
+    ├── NotFoundError           no such server, backup, destination
+    ├── ToolError               an external program failed
+    │   └── ToolMissingError
+    ├── StreamError             a tool's output is not what its format promises
+    ├── ServerError             the database server refused or went away
+    ├── KeyUnusableError        an OpenPGP key is missing, expired or cannot decrypt
+    ├── DestinationError        a destination failed (retryable unless it says otherwise)
+    │   ├── DestinationFullError
+    │   └── ObjectMissingError
+    ├── CatalogError            the catalog's database failed or is not ours to read
+    ├── DamagedError            stored data is not what was stored; names every damaged thing
+    └── CancelledError          somebody asked to stop
+
+A message says what happened, ``detail`` carries evidence (a tool's last lines), ``hint`` the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class BackupdError(Exception):
+    """Base of all errors shown to users.
+
+    Attributes: ``message`` (one sentence), ``detail`` (evidence, may span lines), ``hint`` (what to do next);
+    ``retryable``: repeating the same job may succeed; ``exit_code`` of the command line; ``problem_type``: the
+    stable last word of the problem+json type.
+    """
+
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+    problem_type: ClassVar[str] = "failure"
+
+    def __init__(self, message: str, *, detail: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.detail:
+            lines.append(f"detail: {self.detail}")
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class UsageError(BackupdError):
+    exit_code = 2
+    problem_type = "usage"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong in a file: where (file, 1-based line, dotted field) and what."""
+
+    file: str
+    line: int | None
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.field}: {self.message}" if self.field else f"{place}: {self.message}"
+
+
+class ConfigurationError(BackupdError):
+    """Raised once with every problem found."""
+
+    exit_code = 2
+    problem_type = "configuration"
+
+    def __init__(self, problems: Sequence[Problem], *, hint: str = "") -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        super().__init__(
+            f"{count} problem{'s' if count != 1 else ''} in the configuration",
+            detail="\n".join(str(problem) for problem in self.problems),
+            hint=hint,
+        )
+
+
+class RefusedError(BackupdError):
+    problem_type = "refused"
+
+
+class NotFoundError(BackupdError):
+    problem_type = "not-found"
+
+
+class ToolError(BackupdError):
+    retryable = True
+    problem_type = "tool-failed"
+
+
+class ToolMissingError(ToolError):
+    retryable = False
+    problem_type = "tool-missing"
+
+
+class StreamError(BackupdError):
+    retryable = True
+    problem_type = "broken-stream"
+
+
+class ServerError(BackupdError):
+    retryable = True
+    problem_type = "server"
+
+
+class KeyUnusableError(BackupdError):
+    problem_type = "key"
+
+
+class DestinationError(BackupdError):
+    retryable = True
+    problem_type = "destination"
+
+
+class DestinationFullError(DestinationError):
+    problem_type = "destination-full"
+
+
+class ObjectMissingError(DestinationError):
+    retryable = False
+    problem_type = "object-missing"
+
+
+class CatalogError(BackupdError):
+    """The catalog's database failed, is damaged, locked or of another version. No backup is harmed by it."""
+
+    problem_type = "catalog"
+
+
+class DamagedError(BackupdError):
+    """Stored data is missing, truncated or altered. ``damages`` holds one line per damaged thing."""
+
+    problem_type = "damaged"
+
+    def __init__(self, message: str, damages: Sequence[str], *, hint: str = "") -> None:
+        self.damages = tuple(damages)
+        shown = list(self.damages[:50])
+        if len(self.damages) > len(shown):
+            shown.append(f"... and {len(self.damages) - len(shown)} more")
+        super().__init__(message, detail="\n".join(shown), hint=hint)
+
+
+class CancelledError(BackupdError):
+    problem_type = "cancelled"

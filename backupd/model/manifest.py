@@ -1,0 +1,225 @@
+"""The manifest: the document that *is* a backup.
+
+Two documents make one manifest. The **header** is stored in the clear: ids, object names, sizes and digests of the
+stored bytes, enough to scrub, copy and collect without a private key. The **body** is sealed: paths, plaintext
+digests, positions and what is known of the server. The header records the stored digest of the body, and is written
+last of all.
+
+The header's encoding is canonical JSON (sorted keys, two spaces, ASCII, newline at the end) with its own SHA-256 in
+``checksum``; a header that does not re-encode to the very same bytes is damaged, so any flipped bit is noticed.
+The body's encoding is JSON lines: one line of facts, then one line per entry, so that it streams.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from backupd.model.clock import format_time, parse_time
+from backupd.model.errors import DamagedError
+from backupd.model.server import Position, Receipts, ServerInfo, Tool
+
+FORMAT = "backupd-manifest/1"
+CODEC = "zstd+openpgp"
+PART_SIZE = 16 * 1024 * 1024
+"""Bytes of plaintext in one part; the last part of an entry is shorter."""
+BUNDLE_LIMIT = 16 * 1024
+"""Entries below this many bytes are bundled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object as it lies at a destination. ``sha256`` and ``size`` (bytes) are of the stored, sealed bytes."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Sizes in bytes: of the source's plaintext, of all objects referenced, of the objects that were new."""
+
+    bytes_source: int
+    bytes_stored: int
+    bytes_new: int
+    files: int
+    files_linked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    backup_id: str
+    server: str
+    kind: str
+    parent: str | None
+    started_at: datetime
+    finished_at: datetime
+    recipients: tuple[str, ...]
+    stats: Stats
+    objects: tuple[StoredObject, ...]
+    body: StoredObject
+    unpack: StoredObject
+    runbook: StoredObject
+    codec: str = CODEC
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice of an entry: which object holds it, and size (bytes) and SHA-256 of its plaintext."""
+
+    object: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of the backup. Either ``parts`` in order, or ``bundle`` (object name; the tar member is ``path``).
+
+    ``path`` is relative with forward slashes. ``sparse``: the source had holes; restore leaves holes for zero blocks.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    parts: tuple[Part, ...] = ()
+    bundle: str = ""
+    sparse: bool = False
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        return (self.bundle,) if self.bundle else tuple(part.object for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFacts:
+    """Everything of the body but the entries. ``header_digest`` binds the body to the object list of its header."""
+
+    backup_id: str
+    position: Position
+    server: ServerInfo
+    tool: Tool
+    receipts: Receipts
+    objects_digest: str
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    facts: BodyFacts
+    entries: tuple[Entry, ...]
+
+
+def objects_digest(objects: Iterable[StoredObject]) -> str:
+    """SHA-256 over the sorted object list: the sealed body carries it, so a swapped clear list is noticed."""
+    digest = hashlib.sha256()
+    for item in sorted(objects, key=lambda o: o.name):
+        digest.update(f"{item.name} {item.size} {item.sha256}\n".encode("ascii"))
+    return digest.hexdigest()
+
+
+def _stored(item: StoredObject) -> dict[str, Any]:
+    return {"name": item.name, "size": item.size, "sha256": item.sha256}
+
+
+def _read_stored(data: dict[str, Any]) -> StoredObject:
+    return StoredObject(name=str(data["name"]), size=int(data["size"]), sha256=str(data["sha256"]))
+
+
+def _canonical(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, sort_keys=True, indent=2, ensure_ascii=True) + "\n").encode("ascii")
+
+
+def encode_header(header: Header) -> bytes:
+    document: dict[str, Any] = {
+        "format": FORMAT, "backup": header.backup_id, "server": header.server, "kind": header.kind,
+        "parent": header.parent, "started_at": format_time(header.started_at),
+        "finished_at": format_time(header.finished_at), "codec": header.codec,
+        "recipients": list(header.recipients),
+        "stats": {"bytes_source": header.stats.bytes_source, "bytes_stored": header.stats.bytes_stored,
+                  "bytes_new": header.stats.bytes_new, "files": header.stats.files,
+                  "files_linked": header.stats.files_linked},
+        "objects": [_stored(item) for item in header.objects], "body": _stored(header.body),
+        "unpack": _stored(header.unpack), "runbook": _stored(header.runbook),
+    }
+    document["checksum"] = hashlib.sha256(_canonical(document)).hexdigest()
+    return _canonical(document)
+
+
+def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
+    """Read a stored header. Raises DamagedError naming ``where`` when a single byte is not as written."""
+    try:
+        document = json.loads(raw.decode("ascii"))
+        checksum = document.pop("checksum")
+        if hashlib.sha256(_canonical(document)).hexdigest() != checksum:
+            raise ValueError("its checksum does not match its content")
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']!r} is not known to this version")
+        header = Header(
+            backup_id=document["backup"], server=document["server"], kind=document["kind"],
+            parent=document["parent"], started_at=parse_time(document["started_at"]),
+            finished_at=parse_time(document["finished_at"]), codec=document["codec"],
+            recipients=tuple(document["recipients"]), stats=Stats(**document["stats"]),
+            objects=tuple(_read_stored(item) for item in document["objects"]),
+            body=_read_stored(document["body"]), unpack=_read_stored(document["unpack"]),
+            runbook=_read_stored(document["runbook"]))
+        if encode_header(header) != raw:
+            raise ValueError("its bytes differ from what was written")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
+                           hint="restore from another destination's copy of this backup") from error
+    return header
+
+
+def encode_entry(entry: Entry) -> dict[str, Any]:
+    line: dict[str, Any] = {"path": entry.path, "size": entry.size, "sha256": entry.sha256}
+    if entry.parts:
+        line["parts"] = [[part.object, part.size, part.sha256] for part in entry.parts]
+    if entry.bundle:
+        line["bundle"] = entry.bundle
+    if entry.sparse:
+        line["sparse"] = True
+    return line
+
+
+def decode_entry(line: dict[str, Any]) -> Entry:
+    return Entry(path=line["path"], size=int(line["size"]), sha256=line["sha256"],
+                 parts=tuple(Part(o, int(s), h) for o, s, h in line.get("parts", ())),
+                 bundle=line.get("bundle", ""), sparse=bool(line.get("sparse", False)))
+
+
+def encode_body(body: Body) -> Iterator[bytes]:
+    """The body as JSON lines, one chunk of bytes per line."""
+    facts = body.facts
+    first = {"format": FORMAT, "backup": facts.backup_id, "position": facts.position.as_json(),
+             "server": facts.server.as_json(), "tool": facts.tool.as_json(), "receipts": facts.receipts.as_json(),
+             "objects_digest": facts.objects_digest, "warnings": list(facts.warnings), "entries": len(body.entries)}
+    yield json.dumps(first, sort_keys=True).encode() + b"\n"
+    for entry in body.entries:
+        yield json.dumps(encode_entry(entry), sort_keys=True).encode() + b"\n"
+
+
+def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
+    """Read an unsealed body. Raises DamagedError naming ``where``."""
+    try:
+        lines = raw.splitlines()
+        first = json.loads(lines[0])
+        if first["format"] != FORMAT:
+            raise ValueError(f"format {first['format']!r} is not known to this version")
+        entries = tuple(decode_entry(json.loads(line)) for line in lines[1:])
+        if len(entries) != first["entries"]:
+            raise ValueError(f"{len(entries)} entries where {first['entries']} were written")
+        facts = BodyFacts(
+            backup_id=first["backup"], position=Position.from_json(first["position"]),
+            server=ServerInfo.from_json(first["server"]), tool=Tool.from_json(first["tool"]),
+            receipts=Receipts.from_json(first["receipts"]), objects_digest=first["objects_digest"],
+            warnings=tuple(first["warnings"]))
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
+                           hint="restore from another destination's copy of this backup") from error
+    return Body(facts=facts, entries=entries)

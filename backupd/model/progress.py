@@ -1,0 +1,26 @@
+"""What long work tells while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One report. ``phase`` names the step (``copy``, ``fetch``, ``prepare`` ...); totals are None while unknown."""
+
+    phase: str
+    bytes_done: int = 0
+    bytes_total: int | None = None
+    files_done: int = 0
+    files_total: int | None = None
+    note: str = ""
+
+
+Report = Callable[[Progress], None]
+"""Called from any thread, often; must be cheap and must not raise."""
+
+
+def silent(_progress: Progress) -> None:
+    """A Report that drops everything."""

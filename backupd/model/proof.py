@@ -1,0 +1,93 @@
+"""What a test restore leaves behind, and what it compares with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from backupd.model.clock import format_time, parse_time
+from backupd.model.server import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One timed step: ``fetched``, ``prepared``, ``restored``, ``started``, ``rolled_forward``, ``verified``."""
+
+    name: str
+    seconds: float
+    bytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "seconds": round(self.seconds, 3), "bytes": self.bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question asked of the restored data. ``outcome``: ``passed``, ``failed`` or ``skipped`` (with why)."""
+
+    name: str
+    outcome: str
+    detail: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "outcome": self.outcome, "detail": self.detail}
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """Table checksums read on the source in one consistent snapshot.
+
+    ``position`` is that snapshot's place in the binary log. ``checksums`` maps ``schema.table`` (each name quoted
+    with backticks, inner backticks doubled) to the value of CHECKSUM TABLE; tables that no snapshot covers
+    (non-transactional engines) are in ``uncovered`` with the reason. ``objects`` counts views, triggers, routines,
+    events and users.
+    """
+
+    server: str
+    taken_at: datetime
+    position: Position
+    checksums: Mapping[str, int]
+    uncovered: Mapping[str, str]
+    objects: Mapping[str, int]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {"server": self.server, "taken_at": format_time(self.taken_at), "position": self.position.as_json(),
+                "checksums": dict(self.checksums), "uncovered": dict(self.uncovered), "objects": dict(self.objects),
+                "seconds": round(self.seconds, 3)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Witness:
+        return cls(server=data["server"], taken_at=parse_time(data["taken_at"]),
+                   position=Position.from_json(data["position"]), checksums=dict(data["checksums"]),
+                   uncovered=dict(data["uncovered"]), objects=dict(data["objects"]), seconds=float(data["seconds"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The record of one test restore. ``outcome``: ``proved``, ``restored`` (no witness to compare) or ``failed``."""
+
+    id: str
+    server: str
+    backup_id: str
+    target: str
+    outcome: str
+    started_at: datetime
+    finished_at: datetime
+    phases: tuple[Phase, ...]
+    checks: tuple[Check, ...]
+    tables_compared: int
+    error: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return (self.finished_at - self.started_at).total_seconds()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"id": self.id, "server": self.server, "backup": self.backup_id, "target": self.target,
+                "outcome": self.outcome, "started_at": format_time(self.started_at),
+                "finished_at": format_time(self.finished_at), "seconds": round(self.seconds, 3),
+                "phases": [p.as_json() for p in self.phases], "checks": [c.as_json() for c in self.checks],
+                "tables_compared": self.tables_compared, "error": self.error}

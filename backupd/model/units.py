@@ -1,0 +1,57 @@
+"""Sizes in bytes and durations in seconds, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+_SIZES = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _SIZES[f"{_letter}ib"] = 1024**_power
+    _SIZES[f"{_letter}i"] = 1024**_power
+    _SIZES[f"{_letter}b"] = 1000**_power
+    _SIZES[_letter] = 1024**_power
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_DURATION = re.compile(r"(?:\d+\s*[smhdw]\s*)+", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``500GiB``, ``1.5 TB``, ``16K`` (K, M, G, T, P alone are powers of 1024). Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _SIZES.get(match.group(2).lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not a size: write 500GiB, 20MB or 4096")
+    return int(float(match.group(1)) * factor)
+
+
+def parse_duration(text: str) -> timedelta:
+    """A duration such as ``10s``, ``2h``, ``1d12h`` (s, m, h, d, w). Raises ValueError."""
+    if not _DURATION.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is not a duration: write 10s, 15m, 2h, 7d or 1d12h")
+    pairs = re.findall(r"(\d+)\s*([smhdw])", text, re.IGNORECASE)
+    return timedelta(seconds=sum(int(number) * _SECONDS[unit.lower()] for number, unit in pairs))
+
+
+def format_size(size: float) -> str:
+    """``1536`` becomes ``1.5 KiB``; always powers of 1024."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_duration(seconds: float) -> str:
+    """``3725.4`` becomes ``1h 2m 5s``; under a minute one decimal: ``4.2s``."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    days, whole = divmod(whole, 86400)
+    hours, whole = divmod(whole, 3600)
+    minutes, whole = divmod(whole, 60)
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (whole, "s")]
+    return " ".join(f"{number}{unit}" for number, unit in parts if number) or "0.0s"

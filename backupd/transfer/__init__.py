@@ -1,0 +1,1 @@
+"""Between plaintext and destinations: sealing, packing, fan-out, dedup, removal."""

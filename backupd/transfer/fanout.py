@@ -1,0 +1,139 @@
+"""One part goes to every destination of a backup: dedup, seal once, store everywhere, link where there are trees."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from backupd.model.errors import BackupdError, ObjectMissingError
+from backupd.model.manifest import StoredObject
+from backupd.transfer.seal import Sealer
+from storage import layout, objects
+from storage.destination import Capability, Destination, TreeDestination
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a part went. ``new`` is False when every destination held it already."""
+
+    object: StoredObject
+    new: bool
+
+
+def known_everywhere(known: Sequence[Mapping[str, StoredObject]]) -> dict[str, StoredObject]:
+    """Of one identity map per destination keep what all of them hold under the very same object name."""
+    first, *rest = known
+    return {
+        identity: stored
+        for identity, stored in first.items()
+        if all(identity in other and other[identity].name == stored.name for other in rest)
+    }
+
+
+def tree_of(destination: Destination) -> TreeDestination | None:
+    """The destination's tree operations, where its capabilities include TREE."""
+    if Capability.TREE in destination.capabilities and isinstance(destination, TreeDestination):
+        return destination
+    return None
+
+
+class Fanout:
+    """Thread-safe; one per running backup.
+
+    ``known`` must have been read after the backup's intent was written (see ``transfer.known``): only then can a
+    concurrent sweep not take away what is reused here.
+    """
+
+    def __init__(
+        self,
+        destinations: Sequence[Destination],
+        *,
+        sealer: Sealer,
+        identity_key: bytes,
+        known: Mapping[str, StoredObject],
+        tree: str,
+    ) -> None:
+        self._destinations = tuple(destinations)
+        self._trees = tuple(t for t in map(tree_of, destinations) if t is not None)
+        self._sealer = sealer
+        self._identity_key = identity_key
+        self._known = dict(known)
+        self._tree = tree
+        self._lock = threading.Lock()
+        self._new: dict[str, StoredObject] = {}
+        self._reused: dict[str, StoredObject] = {}
+
+    def place(self, plain: bytes | bytearray, digest: bytes, paths: Iterable[str]) -> Placed:
+        """Store ``plain`` (SHA-256 ``digest``) everywhere and show it as ``paths`` in the trees.
+
+        Raises ToolError when sealing fails, DestinationError when a destination does.
+        """
+        paths = tuple(paths)
+        identity = objects.identity(
+            self._identity_key, plain_sha256=digest, size=len(plain), recipients=self._sealer.recipients)
+        with self._lock:
+            hit = self._known.get(identity)
+        if hit is not None and self._reuse(hit, paths):
+            with self._lock:
+                fresh = hit.name in self._new
+                if not fresh:
+                    self._reused[hit.name] = hit
+            return Placed(hit, new=fresh)
+        sealed = self._sealer.seal(plain)
+        stored = objects.named(identity, sealed)
+        with self._lock:  # noted before the first byte is stored, so that a failure in between is cleaned too
+            self._new[stored.name] = stored
+        for destination in self._destinations:
+            objects.store(destination, stored, sealed)
+        self._link(stored, paths)
+        with self._lock:
+            self._known[identity] = stored
+        return Placed(stored, new=True)
+
+    def _reuse(self, hit: StoredObject, paths: Iterable[str]) -> bool:
+        """Look at the object before trusting the hit: a truncated or vanished one is stored afresh instead."""
+        try:
+            for destination in self._destinations:
+                if destination.stat(layout.object_key(hit.name)).size != hit.size:
+                    return False
+            self._link(hit, paths)
+        except ObjectMissingError:
+            return False
+        return True
+
+    def _link(self, stored: StoredObject, paths: Iterable[str]) -> None:
+        for tree in self._trees:
+            for path in paths:
+                tree.link(layout.object_key(stored.name), self._tree, path)
+
+    @property
+    def new_objects(self) -> tuple[StoredObject, ...]:
+        with self._lock:
+            return tuple(self._new.values())
+
+    @property
+    def reused_objects(self) -> tuple[StoredObject, ...]:
+        with self._lock:
+            return tuple(self._reused.values())
+
+    def publish(self) -> None:
+        for tree in self._trees:
+            tree.publish(self._tree)
+
+    def discard(self) -> list[BackupdError]:
+        """Take back everything this backup stored. Nobody else can have reused it: it was in no manifest.
+
+        Gives the errors met; what could not be removed stays garbage for the next sweep.
+        """
+        errors: list[BackupdError] = []
+        for destination in self._destinations:
+            try:
+                tree = tree_of(destination)
+                if tree is not None:
+                    tree.remove_tree(self._tree)
+                for stored in self.new_objects:
+                    destination.delete(layout.object_key(stored.name))
+            except BackupdError as error:
+                errors.append(error)
+        return errors

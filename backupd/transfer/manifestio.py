@@ -1,0 +1,78 @@
+"""Writing and reading the documents of a backup at a destination: the side files first, the manifest last."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+from backupd.model.errors import DamagedError, NotFoundError, ObjectMissingError
+from backupd.model.manifest import Body, Header, StoredObject, decode_body, decode_header, encode_header, objects_digest
+from backupd.transfer.unseal import Unsealer
+from storage import layout
+from storage.destination import Destination
+
+BODY_LIMIT = 4 * 1024**3
+"""Most bytes an unsealed body may have; about 16 million entries."""
+_ELSEWHERE = "restore from another destination's copy of this backup"
+
+
+def described(name: str, content: bytes) -> StoredObject:
+    """``content`` as it will lie at a destination under the side-file name ``name``."""
+    return StoredObject(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def put_bytes(destination: Destination, key: str, content: bytes) -> None:
+    with io.BytesIO(content) as stream:
+        destination.put(key, stream)
+
+
+def get_bytes(destination: Destination, key: str) -> bytes:
+    with destination.get(key) as stream:
+        return stream.read()
+
+
+def commit_header(destination: Destination, header: Header) -> None:
+    """The commit point: from here on the backup exists at ``destination``."""
+    put_bytes(destination, layout.manifest_key(header.server, header.backup_id), encode_header(header))
+
+
+def load_header(destination: Destination, server: str, backup_id: str) -> Header:
+    """The clear half. Raises NotFoundError when there is no such backup here, DamagedError naming the key."""
+    key = layout.manifest_key(server, backup_id)
+    try:
+        raw = get_bytes(destination, key)
+    except ObjectMissingError as error:
+        raise NotFoundError(f"destination {destination.name} holds no backup {backup_id} of {server}",
+                            hint="`backupd backups` lists what there is and where") from error
+    header = decode_header(raw, where=f"{destination.name}:{key}")
+    if (header.server, header.backup_id) != (server, backup_id):
+        raise DamagedError(f"{destination.name}:{key} is damaged",
+                           [f"{destination.name}:{key}: it belongs to backup {header.backup_id} of {header.server}"],
+                           hint=_ELSEWHERE)
+    return header
+
+
+def load_side_file(destination: Destination, header: Header, stored: StoredObject) -> bytes:
+    """One of the header's side files, still sealed. Raises DamagedError unless size and digest are as recorded."""
+    key = layout.side_key(header.server, header.backup_id, stored.name)
+    where = f"{destination.name}:{key}"
+    try:
+        raw = get_bytes(destination, key)
+    except ObjectMissingError as error:
+        raise DamagedError(f"{where} is missing", [f"{where}: missing"], hint=_ELSEWHERE) from error
+    if len(raw) != stored.size or hashlib.sha256(raw).hexdigest() != stored.sha256:
+        raise DamagedError(f"{where} is damaged",
+                           [f"{where}: {len(raw)} bytes stored, not the {stored.size} bytes that were written"],
+                           hint=_ELSEWHERE)
+    return raw
+
+
+def load_body(destination: Destination, header: Header, unsealer: Unsealer) -> Body:
+    """The sealed half, opened and checked against its header. Raises DamagedError, KeyUnusableError."""
+    where = f"{destination.name}:{layout.side_key(header.server, header.backup_id, header.body.name)}"
+    raw = unsealer.unseal(load_side_file(destination, header, header.body), limit=BODY_LIMIT)
+    body = decode_body(raw, where=where)
+    if body.facts.backup_id != header.backup_id or body.facts.objects_digest != objects_digest(header.objects):
+        raise DamagedError(f"{where} does not belong to its manifest",
+                           [f"{where}: the object list in the clear is not the one that was sealed"], hint=_ELSEWHERE)
+    return body

@@ -1,0 +1,129 @@
+"""Re-reads stored bytes and compares them with what the manifests recorded. Needs no private key."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from backupd.model.errors import ObjectMissingError
+from backupd.model.manifest import Header, StoredObject
+from backupd.model.progress import Progress, Report
+from storage import layout
+from storage.destination import Destination
+
+_CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One stored thing that is not what was written, and the backups that need it."""
+
+    destination: str
+    key: str
+    problem: str
+    backups: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.destination}:{self.key}: {self.problem} (backups: {', '.join(self.backups)})"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"destination": self.destination, "key": self.key, "problem": self.problem,
+                "backups": list(self.backups)}
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """How much was read (objects, stored bytes) and what was found."""
+
+    objects: int
+    bytes: int
+    damages: tuple[Damage, ...]
+
+
+def turn_of(name: str, turns: int) -> int:
+    """Which of ``turns`` runs re-reads the object ``name``: even shares, the same on every run."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % turns
+
+
+def scrub(
+    destination: Destination,
+    headers: Iterable[Header],
+    *,
+    report: Report,
+    workers: int = 4,
+    turns: int = 1,
+    turn: int = 0,
+) -> Scrubbed:
+    """Read every object and side file that ``headers`` name, once each, and compare size and SHA-256.
+
+    ``turns`` > 1 reads only the share of objects whose turn it is; side files are small and read every time.
+    Damage is collected, not raised; a destination that cannot be read at all raises DestinationError.
+    """
+    wanted, owners = _wanted(headers, turns, turn)
+    counter = _Counter(report, sum(stored.size for stored in wanted.values()), len(wanted))
+
+    def check(item: tuple[str, StoredObject]) -> Damage | None:
+        key, stored = item
+        problem = _problem(destination, key, stored)
+        counter.add(stored.size)
+        return Damage(destination.name, key, problem, tuple(sorted(owners[key]))) if problem else None
+
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="scrub") as pool:
+        damages = tuple(damage for damage in pool.map(check, wanted.items()) if damage is not None)
+    return Scrubbed(counter.files, counter.bytes, damages)
+
+
+def _wanted(
+    headers: Iterable[Header], turns: int, turn: int
+) -> tuple[Mapping[str, StoredObject], Mapping[str, Sequence[str]]]:
+    wanted: dict[str, StoredObject] = {}
+    owners: dict[str, list[str]] = {}
+    for header in headers:
+        for stored in (header.body, header.unpack, header.runbook):
+            key = layout.side_key(header.server, header.backup_id, stored.name)
+            wanted[key] = stored
+            owners.setdefault(key, []).append(header.backup_id)
+        for stored in header.objects:
+            if turns > 1 and turn_of(stored.name, turns) != turn:
+                continue
+            key = layout.object_key(stored.name)
+            wanted[key] = stored
+            owners.setdefault(key, []).append(header.backup_id)
+    return wanted, owners
+
+
+def _problem(destination: Destination, key: str, stored: StoredObject) -> str:
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with destination.get(key) as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+    except ObjectMissingError:
+        return "missing"
+    except OSError as error:  # the medium itself: a bad sector is damage, not a reason to stop looking
+        return f"cannot be read: {error.strerror or error}"
+    if size != stored.size:
+        return f"{size} bytes where {stored.size} were stored"
+    if digest.hexdigest() != stored.sha256:
+        return "its bytes are not those that were stored (SHA-256 differs)"
+    return ""
+
+
+class _Counter:
+    def __init__(self, report: Report, total: int, files: int) -> None:
+        self._report, self._total, self._total_files = report, total, files
+        self._lock = threading.Lock()
+        self.bytes = self.files = 0
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self.bytes += size
+            self.files += 1
+            progress = Progress("verify", self.bytes, self._total, self.files, self._total_files)
+        self._report(progress)

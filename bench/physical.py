@@ -1,0 +1,180 @@
+"""Physical backup and restore against the pipe that a careful administrator would type.
+
+Measured in one run on one machine, alternating, medians: full backup, unchanged second backup, restore to a started
+server, peak memory. Prints a table; ``--write FILE`` keeps it with the machine it was measured on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from backupd.model.units import format_size, parse_size
+from bench.measure import Run, Series, timed
+from tests.support.keys import Keys, operator_keys
+from tests.support.mariadb import PrivateServer
+from tests.support.places import DATABASE_USER, make_short_directory
+from tests.support.sample import create
+
+LEVEL = 3
+BACKUPD = str(Path(sys.executable).with_name("backupd"))
+
+
+class Bench:
+    """One source server, one key, one scratch folder."""
+
+    def __init__(self, base: Path, server: PrivateServer, keys: Keys, size: int) -> None:
+        self.base, self.server, self.keys, self.size = base, server, keys, size
+        self.repository = base / "repository"
+        self.config = base / "backupd.yaml"
+        self._write_config()
+
+    def _write_config(self) -> None:
+        policies = self.base / "policies"
+        policies.mkdir()
+        (policies / "bench.yaml").write_text(
+            'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\nwitness: {enabled: false}\n')
+        client = self.server.client_file()
+        self.config.write_text(
+            f"catalog: sqlite:///{self.base}/catalog.db\nspool: {self.base}/spool\npolicies: {policies}\n"
+            f"servers:\n  bench: {{socket: {self.server.socket}, defaults_file: {client}, policy: bench}}\n"
+            f"destinations:\n  local: {{type: filesystem, path: {self.repository}}}\n"
+            f"encryption: {{gnupg_home: {self.keys.public_home}, recipients: [{self.keys.user_id}]}}\n"
+            f"restore: {{gnupg_home: {self.keys.secret_home}, scratch: {{path: {self.base}/scratch}}}}\n")
+
+    def backupd(self, *args: str) -> Run:
+        return timed([BACKUPD, "--config", str(self.config), *args])
+
+    def fresh_repository(self) -> None:
+        for path in (self.repository, self.base / "spool"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in self.base.glob("catalog.db*"):
+            path.unlink()
+
+    def pipe_backup(self) -> Run:
+        shutil.rmtree(self.base / "tool", ignore_errors=True)
+        script = (
+            f"mariadb-backup --defaults-file={shlex.quote(str(self.server.client_file()))} --backup "
+            f"--stream=xbstream --target-dir={self.base}/tool --socket={self.server.socket} 2>{self.base}/tool.log"
+            f" | zstd -q -{LEVEL} -T2 | gpg --homedir {self.keys.public_home} --batch --no-tty --quiet "
+            f"--trust-model always --compress-algo none -e -r {self.keys.fingerprint} > {self.base}/full.xb.zst.gpg"
+            f" && sync {self.base}/full.xb.zst.gpg")
+        return timed(["bash", "-o", "pipefail", "-c", script])
+
+    def pipe_restore(self) -> Run:
+        """Unpack, prepare, hand over, start; until the server answers."""
+        target = self.base / "plain"
+        socket = self.base / "plain.sock"
+        script = (
+            f"mkdir {target} && gpg --homedir {self.keys.secret_home} --batch --no-tty --quiet -d "
+            f"{self.base}/full.xb.zst.gpg | zstd -q -d | mbstream -x -C {target} && "
+            f"mariadb-backup --prepare --use-memory=1G --target-dir={target} 2>{self.base}/prepare.log && "
+            f"chown -R {DATABASE_USER}: {target} && "
+            f"setpriv --reuid {DATABASE_USER} --regid {DATABASE_USER} --init-groups mariadbd --no-defaults "
+            f"--datadir={target} --socket={socket} --skip-networking --pid-file={target}/pid "
+            f"2>{self.base}/plain.log & "
+            f"until mariadb-admin --no-defaults --socket={socket} ping >/dev/null 2>&1; do sleep 0.02; done")
+        try:
+            return timed(["bash", "-o", "pipefail", "-c", script])
+        finally:
+            timed(["mariadb-admin", "--no-defaults", f"--socket={socket}", "shutdown"])
+            shutil.rmtree(target, ignore_errors=True)
+
+    def our_restore(self) -> Run:
+        target = self.base / "ours"
+        try:
+            run = self.backupd("restore", "bench", "--to", "latest", "--datadir", str(target), "--start", "--json")
+            socket = json.loads(run.stdout)["server"]["socket"]
+            timed(["mariadb-admin", "--no-defaults", f"--socket={socket}", "shutdown"])
+            return run
+        finally:
+            shutil.rmtree(target, ignore_errors=True)
+
+
+def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
+    pipe, first, second = Series("pipe"), Series("first"), Series("unchanged")
+    pipe_back, back = Series("pipe restore"), Series("restore")
+    new_share = 0.0
+    for _ in range(rounds):
+        pipe.runs.append(bench.pipe_backup())
+        bench.fresh_repository()
+        first.runs.append(bench.backupd("backup", "bench", "--kind", "full", "--json"))
+        again = bench.backupd("backup", "bench", "--kind", "full", "--json")
+        second.runs.append(again)
+        record = json.loads(again.stdout)
+        new_share = max(new_share, record["bytes_new"] / record["bytes_stored"])
+        pipe_back.runs.append(bench.pipe_restore())
+        back.runs.append(bench.our_restore())
+    peak = max(series.peak for series in (first, second, back))
+    return [
+        _row("physical full", first, pipe, 1.10),
+        _row("the same, nothing changed", second, pipe, 1.0),
+        {"work": "new bytes of the unchanged backup", "ours": f"{new_share:.2%}", "yardstick": "of stored bytes",
+         "ratio": round(new_share, 4), "goal": 0.02},
+        _row("restore to a started server", back, pipe_back, 1.0),
+        {"work": "peak memory of backupd", "ours": format_size(peak), "yardstick": "200 MiB",
+         "ratio": round(peak / parse_size("200MiB"), 2), "goal": 1.0},
+    ]
+
+
+def _row(work: str, ours: Series, yardstick: Series, goal: float) -> dict[str, Any]:
+    return {"work": work, "ours": f"{ours.seconds:.1f} s", "yardstick": f"{yardstick.seconds:.1f} s",
+            "ratio": round(ours.seconds / yardstick.seconds, 2), "goal": goal,
+            "runs": {"ours": [round(run.seconds, 1) for run in ours.runs],
+                     "yardstick": [round(run.seconds, 1) for run in yardstick.runs]}}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| work | backupd | yardstick | ratio | goal | met |", "|---|---|---|---|---|---|"]
+    lines += [f"| {r['work']} | {r['ours']} | {r['yardstick']} | {r['ratio']} | ≤ {r['goal']} | "
+              f"{'yes' if r['ratio'] <= r['goal'] else 'NO'} |" for r in rows]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    cpu = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                if line.startswith("model name")), platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return f"{os.cpu_count()} cores ({cpu}), {format_size(memory)} memory, Python {platform.python_version()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=parse_size, default=parse_size("2GiB"), help="sample data, at least 2GiB to count")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", type=Path, help="keep the result as this Markdown file")
+    options = parser.parse_args()
+    base = make_short_directory("bench-")
+    base.chmod(0o755)
+    try:
+        with operator_keys() as keys, PrivateServer(binlog=False) as server:
+            print(f"making {format_size(options.size)} of sample data", flush=True)
+            create(server, options.size)
+            server.restart()
+            rows = measure(Bench(base, server, keys, options.size), options.rounds)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    text = table(rows)
+    print(text)
+    print(json.dumps({"size": options.size, "rounds": options.rounds, "machine": machine(), "rows": rows}))
+    if options.write:
+        options.write.write_text(
+            "# Benchmarks\n\nMade by `make bench` (`bench/physical.py`): the same work by backupd and by the bare tools,"
+            " alternating in one run.\nThe yardstick of a backup is `mariadb-backup --stream | zstd -3 -T2 | gpg > file`,"
+            " that of a restore is\n`gpg -d | zstd -d | mbstream -x`, prepare, start.\n\n"
+            f"{datetime.now(UTC):%Y-%m-%d}, {format_size(options.size)} of sample data, medians of {options.rounds} "
+            f"rounds, page cache warm.\nMachine: {machine()}.\n\n{text}\n\nSingle runs, seconds:\n\n"
+            + "\n".join(f"- {r['work']}: backupd {r['runs']['ours']}, yardstick {r['runs']['yardstick']}"
+                        for r in rows if "runs" in r) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What a restore will do, computed before a byte moves: shown by ``backupd plan``, kept with the job, then executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backupd.model.server import Position
+
+STEP_NAMES = ("fetched", "prepared", "restored", "started", "verified")
+"""The phases of a restore in their order; a plan has those it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast a phase goes: ``seconds + bytes / bytes_per_second``. ``samples``: measured runs behind it, 0 = none."""
+
+    bytes_per_second: float
+    seconds: float = 0.0
+    samples: int = 0
+
+    def estimate(self, size: int) -> float:
+        return self.seconds + size / self.bytes_per_second
+
+    @property
+    def basis(self) -> str:
+        """How an estimate with this rate came about, in words."""
+        speed = f"{self.bytes_per_second / 1e6:.0f} MB/s" + (f" + {self.seconds:.0f} s" if self.seconds >= 1 else "")
+        if self.samples:
+            return f"measured here: {speed} over {self.samples} run{'s' if self.samples != 1 else ''}"
+        return f"assumed, nothing measured yet: {speed}"
+
+
+DEFAULT_RATES: Mapping[str, Rate] = {
+    "fetched": Rate(100e6, 1.0),
+    "prepared": Rate(300e6, 2.0),
+    "restored": Rate(5e9, 1.0),
+    "started": Rate(1e9, 3.0),
+    "verified": Rate(300e6, 1.0),
+}
+"""Used until a phase was measured once. Bytes are always those of the source's plaintext."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``name`` is the phase that will be reported; ``bytes`` what it works on; ``seconds`` estimated, and how."""
+
+    name: str
+    title: str
+    bytes: int
+    seconds: float
+    estimate: str
+    commands: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "title": self.title, "bytes": self.bytes, "seconds": round(self.seconds, 1),
+                "estimate": self.estimate, "commands": list(self.commands)}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``chain``: backup ids in the order they are applied, the last one decides ``position``. ``destinations``: where to
+    read, best first. ``reason``: why this backup. ``bytes_stored`` is what has to be read from a destination."""
+
+    server: str
+    target: str
+    chain: tuple[str, ...]
+    destinations: tuple[str, ...]
+    position: Position
+    reason: str
+    bytes_stored: int
+    bytes_source: int
+    steps: tuple[Step, ...]
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def backup_id(self) -> str:
+        """The backup whose state is restored."""
+        return self.chain[-1]
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"server": self.server, "target": self.target, "backup": self.backup_id, "chain": list(self.chain),
+                "destinations": list(self.destinations), "position": self.position.as_json(), "reason": self.reason,
+                "bytes_stored": self.bytes_stored, "bytes_source": self.bytes_source,
+                "seconds": round(self.seconds, 1), "steps": [step.as_json() for step in self.steps],
+                "warnings": list(self.warnings)}

@@ -1,0 +1,233 @@
+"""From backups and a target to a plan. Pure: no clock, no file, no destination; what it decides carries its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.clock import format_time
+from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.server import Position
+from backupd.model.units import format_duration, format_size
+from restore.plan import DEFAULT_RATES, Plan, Rate, Step
+from restore.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest, Target
+
+_STALE = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """What the operator and the configuration say about how.
+
+    ``destinations``: names, the one to read from first; those not named come after, those that a backup does not lie
+    at are left out. ``datadir``: where the server will live, None for a throw-away copy. ``commands``: per phase,
+    what will be run, already rendered for people.
+    """
+
+    destinations: tuple[str, ...] = ()
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    datadir: Path | None = None
+    start: bool = False
+    verify: bool = False
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def make_plan(
+    server: str, backups: Sequence[BackupRecord], target: Target, preferences: Preferences, *, now: datetime
+) -> Plan:
+    """Choose the backup (and its chain) that ``target`` means and say what restoring it takes.
+
+    Raises NotFoundError (unknown backup, branch, or nothing to restore from) and RefusedError (the target lies where
+    no backup is; names the nearest ones).
+    """
+    own = sorted((b for b in backups if b.server == server), key=lambda b: (b.finished_at, b.id))
+    if target.branch is not None:
+        raise NotFoundError(f"server {server} has no branch {target.branch!r}",
+                            hint="leave out @branch: the history of this server has not forked")
+    chosen, reason = _choose(server, own, target.goal)
+    chain = _chain(chosen, own)
+    destinations, warnings = _destinations(chain, preferences.destinations)
+    age = now - chosen.finished_at
+    if isinstance(target.goal, Latest):
+        if age > _STALE:
+            warnings.append(f"the newest restorable backup is {format_duration(age.total_seconds())} old")
+        newer = [b.id for b in own if b.finished_at > chosen.finished_at and b.state is BackupState.DAMAGED]
+        if newer:
+            warnings.append(f"newer but damaged, not used: {', '.join(newer)}")
+    warnings += [f"{b.id}: {text}" for b in chain for text in b.warnings]
+    return Plan(
+        server=server, target=str(target), chain=tuple(b.id for b in chain), destinations=destinations,
+        position=chosen.position, reason=reason, bytes_stored=sum(b.stats.bytes_stored for b in chain),
+        bytes_source=sum(b.stats.bytes_source for b in chain), steps=_steps(chain, destinations, preferences),
+        warnings=tuple(warnings))
+
+
+def _choose(server: str, own: Sequence[BackupRecord], goal: Goal) -> tuple[BackupRecord, str]:
+    if isinstance(goal, AtBackup):
+        return _by_id(server, own, goal.backup_id)
+    usable = [b for b in own if _restorable(b)]
+    if not usable:
+        raise NotFoundError(f"server {server} has no restorable backup",
+                            hint=f"take one: backupd backup {server} --kind full")
+    if isinstance(goal, Latest):
+        newest = usable[-1]
+        return newest, (f"the newest restorable backup, finished {format_time(newest.finished_at)}; "
+                        "without archived binary logs nothing later is recoverable")
+    exact = [b for b in usable if _is_exactly(b, goal)]
+    if exact:
+        return exact[-1], f"the backup's position is exactly {goal}"
+    raise _between(usable, goal)
+
+
+def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[BackupRecord, str]:
+    found = next((b for b in own if b.id == backup_id), None)
+    if found is None:
+        raise NotFoundError(f"server {server} has no backup {backup_id}",
+                            hint=f"`backupd backups {server}` lists what there is")
+    if found.state is BackupState.DELETED:
+        raise RefusedError(f"backup {backup_id} is marked as deleted",
+                           hint=f"while its data is there: backupd backups undelete {backup_id}")
+    if found.kind is BackupKind.LOGICAL:
+        raise RefusedError(f"backup {backup_id} is a logical one; it cannot become a data directory",
+                           hint="choose a physical backup")
+    return found, "asked for by its id"
+
+
+def _restorable(backup: BackupRecord) -> bool:
+    return backup.state is BackupState.COMPLETE and backup.kind is not BackupKind.LOGICAL
+
+
+def _is_exactly(backup: BackupRecord, goal: AtTime | AtGtid | AtPosition) -> bool:
+    if isinstance(goal, AtTime):
+        return backup.finished_at == goal.moment
+    if isinstance(goal, AtPosition):
+        return (backup.position.file, backup.position.pos) == (goal.file, goal.pos)
+    return not goal.before and bool(backup.position.gtid) and same_gtid(backup.position.gtid, goal.gtid)
+
+
+def same_gtid(one: str, other: str) -> bool:
+    """Do two GTID sets have the same members, whatever their order and spacing?"""
+    return _members(one) == _members(other)
+
+
+def _members(gtid: str) -> frozenset[str]:
+    return frozenset(member.strip().lower() for member in gtid.split(",") if member.strip())
+
+
+def same_position(one: Position, other: Position) -> bool:
+    """Are both the same place in the history of one server? False when either server wrote no binary log."""
+    if one.gtid and other.gtid:
+        return same_gtid(one.gtid, other.gtid)
+    return bool(one.file) and (one.file, one.pos) == (other.file, other.pos)
+
+
+def _between(usable: Sequence[BackupRecord], goal: AtTime | AtGtid | AtPosition) -> RefusedError:
+    """The refusal of a target that only binary logs could reach, with the nearest points that backups can."""
+    before, after = _neighbours(usable, goal)
+    lines = [*(f"nearest before: {_named(b)}" for b in before), *(f"nearest after:  {_named(b)}" for b in after)]
+    if not lines:
+        lines = [f"recoverable: {_named(b)}" for b in usable[-3:]]
+    suggestion = (before or after or [usable[-1]])[0]
+    return RefusedError(
+        f"{goal} is not recoverable: no binary logs are archived, so only the backups themselves are",
+        detail="\n".join(lines), hint=f"ask for one of them by name: --to backup:{suggestion.id}")
+
+
+def _neighbours(
+    usable: Sequence[BackupRecord], goal: AtTime | AtGtid | AtPosition
+) -> tuple[list[BackupRecord], list[BackupRecord]]:
+    """At most one backup on each side, the nearest, where the two can be ordered at all."""
+    key: Sequence[tuple[tuple[int, ...], BackupRecord]]
+    if isinstance(goal, AtTime):
+        wanted: tuple[int, ...] = (_micros(goal.moment),)
+        key = [((_micros(b.finished_at),), b) for b in usable]
+    elif isinstance(goal, AtPosition):
+        base = goal.file.rpartition(".")[0]
+        wanted = (int(goal.file.rpartition(".")[2]), goal.pos)
+        key = [((int(b.position.file.rpartition(".")[2]), b.position.pos), b)
+               for b in usable if b.position.file and b.position.file.rpartition(".")[0] == base]
+    else:
+        domain, sequence = _sequence(goal.gtid)
+        wanted = (sequence,)
+        found = [(_sequence(b.position.gtid), b) for b in usable]
+        key = [((number,), b) for (where, number), b in found if where and where == domain]
+    ordered = sorted(key, key=lambda item: item[0])
+    # A before-gtid target lies in front of the place its GTID names, so an equal one is after it.
+    at_or_after = isinstance(goal, AtGtid) and goal.before
+    before = [b for place, b in ordered if place < wanted or (place == wanted and not at_or_after)]
+    after = [b for place, b in ordered if place > wanted or (place == wanted and at_or_after)]
+    return before[-1:], after[:1]
+
+
+def _micros(moment: datetime) -> int:
+    return int(moment.timestamp() * 1_000_000)
+
+
+def _sequence(gtid: str) -> tuple[str, int]:
+    """(domain, sequence) of a MariaDB GTID of one domain; ("", 0) when several or of another family."""
+    fields = gtid.split("-")
+    if "," in gtid or len(fields) != 3 or not all(field.isdigit() for field in fields):
+        return "", 0
+    return fields[0], int(fields[2])
+
+
+def _named(backup: BackupRecord) -> str:
+    place = backup.position.gtid or (f"{backup.position.file}:{backup.position.pos}" if backup.position.file else "")
+    return f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
+
+
+def _chain(last: BackupRecord, own: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
+    """``last`` and everything it builds on, full backup first."""
+    by_id = {b.id: b for b in own}
+    chain = [last]
+    while chain[0].kind is BackupKind.PHYSICAL_INCREMENTAL:
+        parent = by_id.get(chain[0].parent or "")
+        if parent is None or parent in chain:
+            raise NotFoundError(f"backup {chain[0].id} builds on {chain[0].parent}, which is not there",
+                                hint="choose another backup; `backupd fsck` says what happened to this one")
+        chain.insert(0, parent)
+    return tuple(chain)
+
+
+def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Where the whole chain lies, good copies first, and what there is to say about the others."""
+    places = [{copy.destination: copy.state for copy in b.copies} for b in chain]
+    everywhere = [name for name in places[0] if all(name in place for place in places)]
+    if not everywhere:
+        raise NotFoundError(f"no destination holds all of {', '.join(b.id for b in chain)}",
+                            hint="`backupd backups show ID` lists the copies of a backup")
+    rank = {name: number for number, name in enumerate(preferred)}
+    damaged = {name for name in everywhere if any(place[name] != "complete" for place in places)}
+    ordered = sorted(everywhere, key=lambda name: (name in damaged, rank.get(name, len(rank))))
+    warnings = [f"the copy at {name} is damaged; it is used only for what the others lack" for name in ordered
+                if name in damaged]
+    if len(damaged) == len(everywhere):
+        warnings = ["every copy of this backup is known to be damaged; the restore names what cannot be read"]
+    return tuple(ordered), warnings
+
+
+def _steps(chain: Sequence[BackupRecord], destinations: Sequence[str], preferences: Preferences) -> tuple[Step, ...]:
+    source = sum(b.stats.bytes_source for b in chain)
+    stored = sum(b.stats.bytes_stored for b in chain)
+    files = chain[0].stats.files
+    datadir = preferences.datadir or "a throw-away directory"
+    titles = {
+        "fetched": f"fetch {format_size(stored)} from {destinations[0]}, verify and unseal to {format_size(source)} "
+                   f"in {files} files",
+        "prepared": "prepare: apply redo" + (f" and {len(chain) - 1} increments" if len(chain) > 1 else ""),
+        "restored": f"put the files in place: {datadir}",
+        "started": "start the server, socket only",
+        "verified": "check every table, run the checks, compare with the witness",
+    }
+    if not preferences.start:
+        del titles["started"]
+    if not preferences.verify:
+        del titles["verified"]
+    rates = {**DEFAULT_RATES, **preferences.rates}
+    return tuple(
+        Step(name, title, source, rates[name].estimate(source), rates[name].basis,
+             preferences.commands.get(name, ()))
+        for name, title in titles.items())

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.manifest import Stats
+from backupd.model.server import Position
+from restore.plan import Plan, Rate
+from restore.planner import Preferences, make_plan, same_position
+from restore.target import parse_target
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def backup(hour: int, *, state: BackupState = BackupState.COMPLETE, kind: BackupKind = BackupKind.PHYSICAL_FULL,
+           parent: str | None = None, copies: tuple[str, ...] = ("local", "offsite")) -> BackupRecord:
+    finished = datetime(2026, 11, 21, hour, tzinfo=UTC)
+    return BackupRecord(
+        id=f"20261121T{hour:02}0000Z-0000000{hour % 10}", server="shop", kind=kind, state=state, parent=parent,
+        started_at=finished - timedelta(minutes=5), finished_at=finished,
+        stats=Stats(bytes_source=10**9, bytes_stored=4 * 10**8, bytes_new=10**8, files=200, files_linked=150),
+        position=Position("bin.000007", hour * 1000, f"0-1-{hour * 100}"), flavour="mariadb", server_version="10.11.19",
+        tool_version="10.11.19", copies=tuple(Copy(name, "complete", finished) for name in copies))
+
+
+def plan(target: str, backups: list[BackupRecord], preferences: Preferences | None = None) -> Plan:
+    return make_plan("shop", backups, parse_target(target), preferences or Preferences(), now=NOW)
+
+
+BACKUPS = [backup(2), backup(4), backup(6)]
+
+
+def test_latest_means_the_newest_restorable_backup_and_says_why() -> None:
+    newest = plan("latest", BACKUPS)
+    assert newest.backup_id == BACKUPS[2].id
+    assert "newest restorable" in newest.reason
+    assert newest.warnings == ()
+
+
+def test_latest_passes_over_a_damaged_backup_and_says_so() -> None:
+    newest = plan("latest", [*BACKUPS[:2], replace(BACKUPS[2], state=BackupState.DAMAGED)])
+    assert newest.backup_id == BACKUPS[1].id
+    assert any("damaged" in warning and BACKUPS[2].id in warning for warning in newest.warnings)
+
+
+def test_an_old_newest_backup_is_pointed_out() -> None:
+    old = make_plan("shop", BACKUPS, parse_target("latest"), Preferences(), now=NOW + timedelta(days=9))
+    assert any("9d" in warning for warning in old.warnings)
+
+
+@pytest.mark.parametrize("target", [
+    "gtid:0-1-400", "bin.000007:4000", "2026-11-21T04:00:00Z", "backup:20261121T040000Z-00000004"])
+def test_a_target_that_is_exactly_a_backups_position_needs_no_binary_log(target: str) -> None:
+    assert plan(target, BACKUPS).backup_id == BACKUPS[1].id
+
+
+@pytest.mark.parametrize(("target", "before", "after"), [
+    ("2026-11-21T05:00:00Z", 4, 6), ("2026-11-21T01:00:00Z", None, 2), ("2026-11-21T11:00:00Z", 6, None),
+    ("gtid:0-1-401", 4, 6), ("before-gtid:0-1-400", 2, 4), ("bin.000007:4001", 4, 6), ("bin.000001:9", None, 2),
+    ("bin.000010:9", 6, None)])
+def test_a_target_between_backups_is_refused_with_the_nearest_points_named(
+    target: str, before: int | None, after: int | None
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        plan(target, BACKUPS)
+    detail = refused.value.detail
+    assert (f"nearest before: backup:20261121T0{before}" in detail) == (before is not None)
+    assert (f"nearest after:  backup:20261121T0{after}" in detail) == (after is not None)
+    assert "--to backup:" in refused.value.hint
+
+
+def test_a_target_that_cannot_be_ordered_still_names_what_is_recoverable() -> None:
+    with pytest.raises(RefusedError, match="recoverable") as refused:
+        plan("gtid:3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5", BACKUPS)
+    assert "recoverable: backup:" in refused.value.detail
+
+
+def test_an_unknown_branch_or_backup_or_server_is_not_found() -> None:
+    for target, backups in (("latest@other", BACKUPS), ("backup:20261121T040000Z-ffffffff", BACKUPS), ("latest", [])):
+        with pytest.raises(NotFoundError):
+            plan(target, backups)
+
+
+def test_a_deleted_or_logical_backup_is_refused_by_id_and_never_chosen_otherwise() -> None:
+    gone = replace(backup(8), state=BackupState.DELETED)
+    dump = replace(backup(9), kind=BackupKind.LOGICAL)
+    assert plan("latest", [*BACKUPS, gone, dump]).backup_id == BACKUPS[2].id
+    with pytest.raises(RefusedError, match="deleted"):
+        plan(f"backup:{gone.id}", [gone])
+    with pytest.raises(RefusedError, match="logical"):
+        plan(f"backup:{dump.id}", [dump])
+
+
+def test_an_increment_brings_its_whole_chain_in_order() -> None:
+    one = backup(3, kind=BackupKind.PHYSICAL_INCREMENTAL, parent=BACKUPS[0].id)
+    two = backup(5, kind=BackupKind.PHYSICAL_INCREMENTAL, parent=one.id)
+    assert plan(f"backup:{two.id}", [BACKUPS[0], two, one]).chain == (BACKUPS[0].id, one.id, two.id)
+    with pytest.raises(NotFoundError, match=one.id):
+        plan(f"backup:{two.id}", [BACKUPS[0], two])
+
+
+def test_destinations_are_ordered_by_preference_and_damaged_copies_come_last() -> None:
+    both = backup(2)
+    assert plan("latest", [both], Preferences(destinations=("offsite",))).destinations == ("offsite", "local")
+    bad = replace(both, copies=(replace(both.copies[0], state="damaged"), both.copies[1]))
+    worse = plan("latest", [bad], Preferences(destinations=("local",)))
+    assert worse.destinations == ("offsite", "local")
+    assert any("local is damaged" in warning for warning in worse.warnings)
+
+
+def test_estimates_come_from_measured_rates_and_say_so() -> None:
+    measured = plan("latest", BACKUPS, Preferences(rates={"fetched": Rate(2e8, 1.0, samples=4)}, start=True,
+                                                   datadir=Path("/srv/mysql")))
+    steps = {step.name: step for step in measured.steps}
+    assert list(steps) == ["fetched", "prepared", "restored", "started"]
+    assert steps["fetched"].seconds == pytest.approx(6.0)
+    assert "measured here: 200 MB/s" in steps["fetched"].estimate
+    assert "assumed" in steps["prepared"].estimate
+    assert measured.seconds == pytest.approx(sum(step.seconds for step in measured.steps))
+    assert "/srv/mysql" in steps["restored"].title
+    assert measured.as_json()["steps"][0]["bytes"] == 10**9
+
+
+def test_positions_are_equal_whatever_the_order_of_their_domains_but_never_without_a_binary_log() -> None:
+    assert same_position(Position("a.1", 4, "0-1-5,1-1-9"), Position("b.2", 5, "1-1-9, 0-1-5"))
+    assert not same_position(Position("a.1", 4, "0-1-5"), Position("a.1", 4, "0-1-6"))
+    assert same_position(Position("a.1", 4), Position("a.1", 4, "0-1-6"))
+    assert not same_position(Position(), Position())
