@@ -148,7 +148,7 @@ def machine() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=parse_size, default=parse_size("2GiB"), help="sample data, at least 2GiB to count")
+    parser.add_argument("--size", type=parse_size, default=parse_size("2GiB"), help="at least 2GiB to count")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", type=Path, help="keep the result as this Markdown file")
     options = parser.parse_args()
@@ -167,9 +167,9 @@ def main() -> None:
     print(json.dumps({"size": options.size, "rounds": options.rounds, "machine": machine(), "rows": rows}))
     if options.write:
         options.write.write_text(
-            "# Benchmarks\n\nMade by `make bench` (`bench/physical.py`): the same work by backupd and by the bare tools,"
-            " alternating in one run.\nThe yardstick of a backup is `mariadb-backup --stream | zstd -3 -T2 | gpg > file`,"
-            " that of a restore is\n`gpg -d | zstd -d | mbstream -x`, prepare, start.\n\n"
+            "# Benchmarks\n\nMade by `make bench` (`bench/physical.py`): the same work by backupd and by the bare "
+            "tools, alternating in one run.\nThe yardstick of a backup is "
+            "`mariadb-backup --stream | zstd -3 -T2 | gpg > file`, that of a restore is\n`gpg -d | zstd -d | mbstream -x`, prepare, start.\n\n"
             f"{datetime.now(UTC):%Y-%m-%d}, {format_size(options.size)} of sample data, medians of {options.rounds} "
             f"rounds, page cache warm.\nMachine: {machine()}.\n\n{text}\n\nSingle runs, seconds:\n\n"
             + "\n".join(f"- {r['work']}: backupd {r['runs']['ours']}, yardstick {r['runs']['yardstick']}"

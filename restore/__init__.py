@@ -1,1 +1,2 @@
-"""From a target to a running server: plan, fetch, prepare, place, start, check; and the scratch copies of test restores."""
+"""From a target to a running server: plan, fetch, prepare, place, start, check; and the scratch copies of
+test restores."""

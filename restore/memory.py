@@ -1,7 +1,8 @@
 """How much memory a prepare gets.
 
-Recovery keeps the redo records in a hash table and the pages they touch in a buffer pool. When the table does not fit,
-the redo is read again in several passes, which is what makes a prepare slow; memory beyond that only caches pages.
+Recovery keeps the redo records in a hash table and the pages they touch in a buffer pool. When the table does
+not fit, the redo is read again in several passes, which is what makes a prepare slow; memory beyond that only
+caches pages.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ class Memory:
 def choose_memory(*, redo: int, available: int, cap: int = DEFAULT_CAP) -> Memory:
     """Memory for a prepare: grows with the redo to apply and with free memory, up to ``cap`` (all in bytes).
 
-    Twice the redo for its hash table, plus an eighth of the free memory for pages; never more than half of the free
-    memory, because page cache and the server next door need some too.
+    Twice the redo for its hash table, plus an eighth of the free memory for pages; never more than half of
+    the free memory, because page cache and the server next door need some too.
     """
     wanted = 2 * redo + available // 8
     limits = {"half of the free memory": available // 2, "the configured cap": cap}
     name, limit = min(limits.items(), key=lambda item: item[1])
     chosen = min(wanted, limit)
-    reason = f"twice the redo ({format_size(redo)}) and an eighth of the free memory ({format_size(available)})"
+    reason = (
+        f"twice the redo ({format_size(redo)}) and an eighth of the free memory ({format_size(available)})"
+    )
     if chosen < wanted:
         reason = f"{name} ({format_size(limit)})"
     if chosen < FLOOR:
@@ -50,5 +53,7 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int:
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
-    raise ToolError(f"{meminfo} does not say how much memory is available",
-                    hint="set restore.scratch.memory in the configuration")
+    raise ToolError(
+        f"{meminfo} does not say how much memory is available",
+        hint="set restore.scratch.memory in the configuration",
+    )

@@ -1,4 +1,5 @@
-"""Are the paths of a backup fit to be written below a folder? A manifest is data from elsewhere: judged, not obeyed."""
+"""Are the paths of a backup fit to be written below a folder? A manifest is data from elsewhere: judged, not
+obeyed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _SHOWN = 20
 
 
 def check_entries(header: Header, body: Body) -> None:
-    """Refuse a manifest that contradicts itself or would write outside its folder. Raises DamagedError, all named."""
+    """Refuse a manifest that contradicts itself or would write outside its folder. Raises DamagedError, all
+    named."""
     known = {stored.name for stored in header.objects}
     problems = [*_hostile(body.entries), *_doubled(body.entries)]
     for entry in body.entries:
@@ -28,8 +30,10 @@ def check_entries(header: Header, body: Body) -> None:
             problems.append(f"{entry.path!r}: the digest of its only part is not its own")
     if problems:
         raise DamagedError(
-            f"the manifest of backup {header.backup_id} cannot be restored: {len(problems)} impossible entries",
-            problems, hint="nothing was written; restore from another backup or another destination's copy")
+            f"backup {header.backup_id} cannot be restored: {len(problems)} impossible entries",
+            problems,
+            hint="nothing was written; restore from another backup or another destination's copy",
+        )
 
 
 def _hostile(entries: Iterable[Entry]) -> list[str]:
@@ -69,9 +73,10 @@ def check_collisions(entries: Iterable[Entry], folder: Path) -> None:
     pairs = colliding(entry.path for entry in entries)
     if pairs:
         raise RefusedError(
-            f"{folder} does not tell upper from lower case, and {len(pairs)} names of the backup differ by nothing else",
+            f"{folder} does not tell upper from lower case, but {len(pairs)} names differ by nothing else",
             detail="\n".join(f"{one!r} and {other!r}" for one, other in pairs[:_SHOWN]),
-            hint="restore onto a file system that is case-sensitive, as the source's was")
+            hint="restore onto a file system that is case-sensitive, as the source's was",
+        )
 
 
 def colliding(paths: Iterable[str]) -> list[tuple[str, str]]:

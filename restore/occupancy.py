@@ -35,12 +35,18 @@ def foreign_entries(datadir: Path, ours: Collection[str] = ()) -> list[str]:
     """
     try:
         with os.scandir(datadir) as entries:
-            return sorted(entry.name for entry in entries if entry.name not in ours
-                          and not (entry.name == "lost+found" and entry.is_dir(follow_symlinks=False)))
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.name not in ours
+                and not (entry.name == "lost+found" and entry.is_dir(follow_symlinks=False))
+            )
     except FileNotFoundError:
         return []
     except NotADirectoryError as error:
-        raise RefusedError(f"{datadir} is not a directory", hint="give the data directory to restore into") from error
+        raise RefusedError(
+            f"{datadir} is not a directory", hint="give the data directory to restore into"
+        ) from error
 
 
 def refuse_non_empty(datadir: Path, ours: Collection[str] = ()) -> None:
@@ -52,8 +58,10 @@ def refuse_non_empty(datadir: Path, ours: Collection[str] = ()) -> None:
     if len(found) > _LISTED:
         listed += f"\n... and {len(found) - _LISTED} more"
     raise RefusedError(
-        f"the data directory {datadir} is not empty: {len(found)} entries", detail=listed,
-        hint="restore into an empty directory, or move this content away yourself; backupd never overwrites it")
+        f"the data directory {datadir} is not empty: {len(found)} entries",
+        detail=listed,
+        hint="restore into an empty directory, or move this away yourself; backupd never overwrites it",
+    )
 
 
 def refuse_occupied(datadir: Path) -> None:
@@ -61,12 +69,15 @@ def refuse_occupied(datadir: Path) -> None:
     occupants = list(find_occupants(datadir))
     if occupants:
         raise RefusedError(
-            f"the data directory {datadir} is in use", detail="\n".join(o.evidence for o in occupants[:_LISTED]),
-            hint="stop that server (or leave that directory) and repeat the command")
+            f"the data directory {datadir} is in use",
+            detail="\n".join(o.evidence for o in occupants[:_LISTED]),
+            hint="stop that server (or leave that directory) and repeat the command",
+        )
 
 
 def find_occupants(datadir: Path, proc: Path = Path("/proc")) -> Iterator[Occupant]:
-    """Every sign of a process at work in ``datadir``: locks, sockets, pid files, open files, working directories."""
+    """Every sign of a process at work in ``datadir``: locks, sockets, pid files, open files, working
+    directories."""
     if not datadir.is_dir():
         return
     real = datadir.resolve()

@@ -1,4 +1,5 @@
-"""What a restore will do, computed before a byte moves: shown by ``backupd plan``, kept with the job, then executed."""
+"""What a restore will do, computed before a byte moves: shown by ``backupd plan``, kept with the job, then
+executed."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ STEP_NAMES = ("fetched", "prepared", "restored", "started", "verified")
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How fast a phase goes: ``seconds + bytes / bytes_per_second``. ``samples``: measured runs behind it, 0 = none."""
+    """How fast a phase goes: ``seconds + bytes / bytes_per_second``. ``samples``: measured runs behind it, 0
+    = none."""
 
     bytes_per_second: float
     seconds: float = 0.0
@@ -26,7 +28,9 @@ class Rate:
     @property
     def basis(self) -> str:
         """How an estimate with this rate came about, in words."""
-        speed = f"{self.bytes_per_second / 1e6:.0f} MB/s" + (f" + {self.seconds:.0f} s" if self.seconds >= 1 else "")
+        speed = f"{self.bytes_per_second / 1e6:.0f} MB/s" + (
+            f" + {self.seconds:.0f} s" if self.seconds >= 1 else ""
+        )
         if self.samples:
             return f"measured here: {speed} over {self.samples} run{'s' if self.samples != 1 else ''}"
         return f"assumed, nothing measured yet: {speed}"
@@ -44,7 +48,8 @@ DEFAULT_RATES: Mapping[str, Rate] = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``name`` is the phase that will be reported; ``bytes`` what it works on; ``seconds`` estimated, and how."""
+    """``name`` is the phase that will be reported; ``bytes`` what it works on; ``seconds`` estimated, and
+    how."""
 
     name: str
     title: str
@@ -54,14 +59,21 @@ class Step:
     commands: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "title": self.title, "bytes": self.bytes, "seconds": round(self.seconds, 1),
-                "estimate": self.estimate, "commands": list(self.commands)}
+        return {
+            "name": self.name,
+            "title": self.title,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 1),
+            "estimate": self.estimate,
+            "commands": list(self.commands),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``chain``: backup ids in the order they are applied, the last one decides ``position``. ``destinations``: where to
-    read, best first. ``reason``: why this backup. ``bytes_stored`` is what has to be read from a destination."""
+    """``chain``: backup ids in the order they are applied, the last one decides ``position``.
+    ``destinations``: where to read, best first. ``reason``: why this backup. ``bytes_stored`` is what has to
+    be read from a destination."""
 
     server: str
     target: str
@@ -84,8 +96,17 @@ class Plan:
         return sum(step.seconds for step in self.steps)
 
     def as_json(self) -> dict[str, Any]:
-        return {"server": self.server, "target": self.target, "backup": self.backup_id, "chain": list(self.chain),
-                "destinations": list(self.destinations), "position": self.position.as_json(), "reason": self.reason,
-                "bytes_stored": self.bytes_stored, "bytes_source": self.bytes_source,
-                "seconds": round(self.seconds, 1), "steps": [step.as_json() for step in self.steps],
-                "warnings": list(self.warnings)}
+        return {
+            "server": self.server,
+            "target": self.target,
+            "backup": self.backup_id,
+            "chain": list(self.chain),
+            "destinations": list(self.destinations),
+            "position": self.position.as_json(),
+            "reason": self.reason,
+            "bytes_stored": self.bytes_stored,
+            "bytes_source": self.bytes_source,
+            "seconds": round(self.seconds, 1),
+            "steps": [step.as_json() for step in self.steps],
+            "warnings": list(self.warnings),
+        }

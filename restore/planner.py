@@ -1,4 +1,5 @@
-"""From backups and a target to a plan. Pure: no clock, no file, no destination; what it decides carries its reason."""
+"""From backups and a target to a plan. Pure: no clock, no file, no destination; what it decides carries its
+reason."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ _STALE = timedelta(days=7)
 class Preferences:
     """What the operator and the configuration say about how.
 
-    ``destinations``: names, the one to read from first; those not named come after, those that a backup does not lie
-    at are left out. ``datadir``: where the server will live, None for a throw-away copy. ``commands``: per phase,
-    what will be run, already rendered for people.
+    ``destinations``: names, the one to read from first; those not named come after, those that a backup does
+    not lie at are left out. ``datadir``: where the server will live, None for a throw-away copy.
+    ``commands``: per phase, what will be run, already rendered for people.
     """
 
     destinations: tuple[str, ...] = ()
@@ -40,13 +41,15 @@ def make_plan(
 ) -> Plan:
     """Choose the backup (and its chain) that ``target`` means and say what restoring it takes.
 
-    Raises NotFoundError (unknown backup, branch, or nothing to restore from) and RefusedError (the target lies where
-    no backup is; names the nearest ones).
+    Raises NotFoundError (unknown backup, branch, or nothing to restore from) and RefusedError (the target
+    lies where no backup is; names the nearest ones).
     """
     own = sorted((b for b in backups if b.server == server), key=lambda b: (b.finished_at, b.id))
     if target.branch is not None:
-        raise NotFoundError(f"server {server} has no branch {target.branch!r}",
-                            hint="leave out @branch: the history of this server has not forked")
+        raise NotFoundError(
+            f"server {server} has no branch {target.branch!r}",
+            hint="leave out @branch: the history of this server has not forked",
+        )
     chosen, reason = _choose(server, own, target.goal)
     chain = _chain(chosen, own)
     destinations, warnings = _destinations(chain, preferences.destinations)
@@ -59,10 +62,17 @@ def make_plan(
             warnings.append(f"newer but damaged, not used: {', '.join(newer)}")
     warnings += [f"{b.id}: {text}" for b in chain for text in b.warnings]
     return Plan(
-        server=server, target=str(target), chain=tuple(b.id for b in chain), destinations=destinations,
-        position=chosen.position, reason=reason, bytes_stored=sum(b.stats.bytes_stored for b in chain),
-        bytes_source=sum(b.stats.bytes_source for b in chain), steps=_steps(chain, destinations, preferences),
-        warnings=tuple(warnings))
+        server=server,
+        target=str(target),
+        chain=tuple(b.id for b in chain),
+        destinations=destinations,
+        position=chosen.position,
+        reason=reason,
+        bytes_stored=sum(b.stats.bytes_stored for b in chain),
+        bytes_source=sum(b.stats.bytes_source for b in chain),
+        steps=_steps(chain, destinations, preferences),
+        warnings=tuple(warnings),
+    )
 
 
 def _choose(server: str, own: Sequence[BackupRecord], goal: Goal) -> tuple[BackupRecord, str]:
@@ -70,12 +80,15 @@ def _choose(server: str, own: Sequence[BackupRecord], goal: Goal) -> tuple[Backu
         return _by_id(server, own, goal.backup_id)
     usable = [b for b in own if _restorable(b)]
     if not usable:
-        raise NotFoundError(f"server {server} has no restorable backup",
-                            hint=f"take one: backupd backup {server} --kind full")
+        raise NotFoundError(
+            f"server {server} has no restorable backup", hint=f"take one: backupd backup {server} --kind full"
+        )
     if isinstance(goal, Latest):
         newest = usable[-1]
-        return newest, (f"the newest restorable backup, finished {format_time(newest.finished_at)}; "
-                        "without archived binary logs nothing later is recoverable")
+        return newest, (
+            f"the newest restorable backup, finished {format_time(newest.finished_at)}; "
+            "without archived binary logs nothing later is recoverable"
+        )
     exact = [b for b in usable if _is_exactly(b, goal)]
     if exact:
         return exact[-1], f"the backup's position is exactly {goal}"
@@ -85,14 +98,20 @@ def _choose(server: str, own: Sequence[BackupRecord], goal: Goal) -> tuple[Backu
 def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[BackupRecord, str]:
     found = next((b for b in own if b.id == backup_id), None)
     if found is None:
-        raise NotFoundError(f"server {server} has no backup {backup_id}",
-                            hint=f"`backupd backups {server}` lists what there is")
+        raise NotFoundError(
+            f"server {server} has no backup {backup_id}",
+            hint=f"`backupd backups {server}` lists what there is",
+        )
     if found.state is BackupState.DELETED:
-        raise RefusedError(f"backup {backup_id} is marked as deleted",
-                           hint=f"while its data is there: backupd backups undelete {backup_id}")
+        raise RefusedError(
+            f"backup {backup_id} is marked as deleted",
+            hint=f"while its data is there: backupd backups undelete {backup_id}",
+        )
     if found.kind is BackupKind.LOGICAL:
-        raise RefusedError(f"backup {backup_id} is a logical one; it cannot become a data directory",
-                           hint="choose a physical backup")
+        raise RefusedError(
+            f"backup {backup_id} is a logical one; it cannot become a data directory",
+            hint="choose a physical backup",
+        )
     return found, "asked for by its id"
 
 
@@ -127,13 +146,18 @@ def same_position(one: Position, other: Position) -> bool:
 def _between(usable: Sequence[BackupRecord], goal: AtTime | AtGtid | AtPosition) -> RefusedError:
     """The refusal of a target that only binary logs could reach, with the nearest points that backups can."""
     before, after = _neighbours(usable, goal)
-    lines = [*(f"nearest before: {_named(b)}" for b in before), *(f"nearest after:  {_named(b)}" for b in after)]
+    lines = [
+        *(f"nearest before: {_named(b)}" for b in before),
+        *(f"nearest after:  {_named(b)}" for b in after),
+    ]
     if not lines:
         lines = [f"recoverable: {_named(b)}" for b in usable[-3:]]
     suggestion = (before or after or [usable[-1]])[0]
     return RefusedError(
         f"{goal} is not recoverable: no binary logs are archived, so only the backups themselves are",
-        detail="\n".join(lines), hint=f"ask for one of them by name: --to backup:{suggestion.id}")
+        detail="\n".join(lines),
+        hint=f"ask for one of them by name: --to backup:{suggestion.id}",
+    )
 
 
 def _neighbours(
@@ -147,8 +171,11 @@ def _neighbours(
     elif isinstance(goal, AtPosition):
         base = goal.file.rpartition(".")[0]
         wanted = (int(goal.file.rpartition(".")[2]), goal.pos)
-        key = [((int(b.position.file.rpartition(".")[2]), b.position.pos), b)
-               for b in usable if b.position.file and b.position.file.rpartition(".")[0] == base]
+        key = [
+            ((int(b.position.file.rpartition(".")[2]), b.position.pos), b)
+            for b in usable
+            if b.position.file and b.position.file.rpartition(".")[0] == base
+        ]
     else:
         domain, sequence = _sequence(goal.gtid)
         wanted = (sequence,)
@@ -175,8 +202,12 @@ def _sequence(gtid: str) -> tuple[str, int]:
 
 
 def _named(backup: BackupRecord) -> str:
-    place = backup.position.gtid or (f"{backup.position.file}:{backup.position.pos}" if backup.position.file else "")
-    return f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
+    place = backup.position.gtid or (
+        f"{backup.position.file}:{backup.position.pos}" if backup.position.file else ""
+    )
+    return (
+        f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
+    )
 
 
 def _chain(last: BackupRecord, own: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
@@ -186,37 +217,48 @@ def _chain(last: BackupRecord, own: Iterable[BackupRecord]) -> tuple[BackupRecor
     while chain[0].kind is BackupKind.PHYSICAL_INCREMENTAL:
         parent = by_id.get(chain[0].parent or "")
         if parent is None or parent in chain:
-            raise NotFoundError(f"backup {chain[0].id} builds on {chain[0].parent}, which is not there",
-                                hint="choose another backup; `backupd fsck` says what happened to this one")
+            raise NotFoundError(
+                f"backup {chain[0].id} builds on {chain[0].parent}, which is not there",
+                hint="choose another backup; `backupd fsck` says what happened to this one",
+            )
         chain.insert(0, parent)
     return tuple(chain)
 
 
-def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def _destinations(
+    chain: Sequence[BackupRecord], preferred: Sequence[str]
+) -> tuple[tuple[str, ...], list[str]]:
     """Where the whole chain lies, good copies first, and what there is to say about the others."""
     places = [{copy.destination: copy.state for copy in b.copies} for b in chain]
     everywhere = [name for name in places[0] if all(name in place for place in places)]
     if not everywhere:
-        raise NotFoundError(f"no destination holds all of {', '.join(b.id for b in chain)}",
-                            hint="`backupd backups show ID` lists the copies of a backup")
+        raise NotFoundError(
+            f"no destination holds all of {', '.join(b.id for b in chain)}",
+            hint="`backupd backups show ID` lists the copies of a backup",
+        )
     rank = {name: number for number, name in enumerate(preferred)}
     damaged = {name for name in everywhere if any(place[name] != "complete" for place in places)}
     ordered = sorted(everywhere, key=lambda name: (name in damaged, rank.get(name, len(rank))))
-    warnings = [f"the copy at {name} is damaged; it is used only for what the others lack" for name in ordered
-                if name in damaged]
+    warnings = [
+        f"the copy at {name} is damaged; it is used only for what the others lack"
+        for name in ordered
+        if name in damaged
+    ]
     if len(damaged) == len(everywhere):
         warnings = ["every copy of this backup is known to be damaged; the restore names what cannot be read"]
     return tuple(ordered), warnings
 
 
-def _steps(chain: Sequence[BackupRecord], destinations: Sequence[str], preferences: Preferences) -> tuple[Step, ...]:
+def _steps(
+    chain: Sequence[BackupRecord], destinations: Sequence[str], preferences: Preferences
+) -> tuple[Step, ...]:
     source = sum(b.stats.bytes_source for b in chain)
     stored = sum(b.stats.bytes_stored for b in chain)
     files = chain[0].stats.files
     datadir = preferences.datadir or "a throw-away directory"
     titles = {
-        "fetched": f"fetch {format_size(stored)} from {destinations[0]}, verify and unseal to {format_size(source)} "
-                   f"in {files} files",
+        "fetched": f"fetch {format_size(stored)} from {destinations[0]}, unseal to {format_size(source)} "
+        f"in {files} files",
         "prepared": "prepare: apply redo" + (f" and {len(chain) - 1} increments" if len(chain) > 1 else ""),
         "restored": f"put the files in place: {datadir}",
         "started": "start the server, socket only",
@@ -228,6 +270,13 @@ def _steps(chain: Sequence[BackupRecord], destinations: Sequence[str], preferenc
         del titles["verified"]
     rates = {**DEFAULT_RATES, **preferences.rates}
     return tuple(
-        Step(name, title, source, rates[name].estimate(source), rates[name].basis,
-             preferences.commands.get(name, ()))
-        for name, title in titles.items())
+        Step(
+            name,
+            title,
+            source,
+            rates[name].estimate(source),
+            rates[name].basis,
+            preferences.commands.get(name, ()),
+        )
+        for name, title in titles.items()
+    )

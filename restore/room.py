@@ -18,7 +18,7 @@ _BLOCK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes by purpose. ``least`` counts sparse files by what is stored of them instead of their full length."""
+    """Bytes by purpose. ``least`` counts sparse files by what is stored of them, not by their length."""
 
     files: int
     growth: int
@@ -35,9 +35,12 @@ class Need:
         return self.least + self.growth + self.redo + RESERVE
 
     def describe(self) -> str:
-        return (f"{self.files:,} bytes of files (staged, then renamed: stored once), {self.growth:,} bytes of growth "
-                f"while redo is applied, {self.redo:,} bytes for the server's own redo log, {RESERVE:,} bytes reserve: "
-                f"{self.bytes:,} bytes ({format_size(self.bytes)})")
+        return (
+            f"{self.files:,} bytes of files (staged, then renamed: stored once), "
+            f"{self.growth:,} bytes of growth while redo is applied, "
+            f"{self.redo:,} bytes for the server's own redo log, {RESERVE:,} bytes reserve: "
+            f"{self.bytes:,} bytes ({format_size(self.bytes)})"
+        )
 
 
 def measure(
@@ -45,33 +48,40 @@ def measure(
 ) -> Need:
     """What a restore takes: every backup of the chain is fetched whole, then redo is applied.
 
-    ``redo_applied``: bytes of the redo copies, the most by which applying them can make files grow; ``redo_log``:
-    bytes of the redo log that the restored server will make for itself.
+    ``redo_applied``: bytes of the redo copies, the most by which applying them can make files grow;
+    ``redo_log``: bytes of the redo log that the restored server will make for itself.
     """
     files = least = inodes = 0
     for entries, objects in chains:
         for entry in entries:
             size = -(-entry.size // _BLOCK) * _BLOCK
             files += size
-            # Stored bytes of a sparse file are compressed; a hole costs next to nothing, so this is a lower bound.
-            least += min(size, sum(objects[part.object].size for part in entry.parts)) if entry.sparse else size
+            # Stored bytes of a sparse file are compressed; a hole costs next to nothing, so this is a lower
+            # bound.
+            least += (
+                min(size, sum(objects[part.object].size for part in entry.parts)) if entry.sparse else size
+            )
             inodes += 1
     return Need(files=files, growth=redo_applied, redo=redo_log, least=least, inodes=inodes)
 
 
-def refuse_too_small(need: Need, folder: Path) -> tuple[str, ...]:
-    """Raises RefusedError when ``folder``'s file system has too little room; gives warnings when it may be tight."""
+def refuse_too_small(need: Need, folder: Path, *, there: tuple[int, int] = (0, 0)) -> tuple[str, ...]:
+    """Raises RefusedError when ``folder``'s file system has too little room; gives warnings when it may be
+    tight."""
     room = os.statvfs(folder)
-    free = room.f_bavail * room.f_frsize
+    free = room.f_bavail * room.f_frsize + there[0]
     if free < need.least_bytes:
         raise RefusedError(
             f"too little room at {folder}: {format_size(need.bytes)} needed, {format_size(free)} free",
             detail=f"{need.describe()}; free: {free:,} bytes; missing: {need.bytes - free:,} bytes",
-            hint="free some space there, or restore onto a larger file system")
-    if room.f_files and room.f_favail < need.inodes:
-        raise RefusedError(f"too few inodes at {folder}: {need.inodes:,} files, {room.f_favail:,} inodes free",
-                           hint="restore onto a file system with more inodes")
+            hint="free some space there, or restore onto a larger file system",
+        )
+    if room.f_files and room.f_favail + there[1] < need.inodes:
+        raise RefusedError(
+            f"too few inodes at {folder}: {need.inodes:,} files, {room.f_favail:,} inodes free",
+            hint="restore onto a file system with more inodes",
+        )
     if free < need.bytes:
-        return (f"room at {folder} is enough only if sparse files stay sparse: {format_size(need.bytes)} at most, "
-                f"{format_size(free)} free",)
+        tight = f"{format_size(need.bytes)} needed at most, {format_size(free)} free"
+        return (f"room at {folder} is enough only if sparse files stay sparse: {tight}",)
     return ()

@@ -7,7 +7,8 @@
     mysql-bin.000042:1234        a place in the binary log
     backup:20261121T020000Z-7f3a9c01
 
-Any of them may end in ``@branch``: a server's history forks at every restore, and the same place may exist twice.
+Any of them may end in ``@branch``: a server's history forks at every restore, and the same place may exist
+twice.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import UsageError
 from backupd.model.ids import is_id, is_name
 
-GRAMMAR = "latest | 2026-11-21T09:41:03.250Z | gtid:... | before-gtid:... | file:pos | backup:ID, any with @branch"
+GRAMMAR = (
+    "latest | 2026-11-21T09:41:03.250Z | gtid:... | before-gtid:... | file:pos | backup:ID, any with @branch"
+)
 _HINT = f"a target is one of: {GRAMMAR}"
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d.*", re.DOTALL)
 _POSITION = re.compile(r"(?P<file>[^\s/\\:@]+\.\d{1,10}):(?P<pos>\d{1,19})")
 _MARIADB_GTID = re.compile(r"\d+-\d+-\d+(?:,\d+-\d+-\d+)*")
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_MYSQL_GTID = re.compile(rf"{_UUID}(?::[A-Za-z_]\w*)?(?::\d+(?:-\d+)?)+(?:,{_UUID}(?::[A-Za-z_]\w*)?(?::\d+(?:-\d+)?)+)*")
+_MYSQL_GTID = re.compile(
+    rf"{_UUID}(?::[A-Za-z_]\w*)?(?::\d+(?:-\d+)?)+(?:,{_UUID}(?::[A-Za-z_]\w*)?(?::\d+(?:-\d+)?)+)*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,8 @@ Goal = Latest | AtTime | AtGtid | AtPosition | AtBackup
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``str(target)`` is its canonical spelling; parsing that gives the same value. No branch: the current one."""
+    """``str(target)`` is its canonical spelling; parsing that gives the same value. No branch: the current
+    one."""
 
     goal: Goal
     branch: str | None = None
@@ -99,8 +105,10 @@ def parse_target(text: str) -> Target:
     if not at:
         return Target(_parse_goal(written))
     if not is_name(branch):
-        raise UsageError(f"target {text!r}: {branch!r} after @ is not the name of a branch",
-                         hint="`backupd timeline SERVER` lists the branches")
+        raise UsageError(
+            f"target {text!r}: {branch!r} after @ is not the name of a branch",
+            hint="`backupd timeline SERVER` lists the branches",
+        )
     return Target(_parse_goal(goal), branch)
 
 
@@ -112,15 +120,19 @@ def _parse_goal(text: str) -> Goal:
         return _gtid(rest, before=word == "before-gtid")
     if colon and word == "backup":
         if not is_id(rest):
-            raise UsageError(f"target {text!r}: {rest!r} is not a backup id",
-                             hint="an id looks like 20261121T020000Z-7f3a9c01; `backupd backups` lists them")
+            raise UsageError(
+                f"target {text!r}: {rest!r} is not a backup id",
+                hint="an id looks like 20261121T020000Z-7f3a9c01; `backupd backups` lists them",
+            )
         return AtBackup(rest)
     if _TIME.fullmatch(text):
         try:
             return AtTime(parse_time(text))
         except ValueError as error:
-            raise UsageError(f"target {text!r} is not a time: {error}",
-                             hint="write 2026-11-21T09:41:03Z, or with an offset: 2026-11-21T10:41:03+01:00") from error
+            raise UsageError(
+                f"target {text!r} is not a time: {error}",
+                hint="write 2026-11-21T09:41:03Z, or with an offset: 2026-11-21T10:41:03+01:00",
+            ) from error
     position = _POSITION.fullmatch(text)
     if position:
         pos = int(position["pos"])
@@ -133,9 +145,13 @@ def _parse_goal(text: str) -> Goal:
 def _gtid(text: str, *, before: bool) -> AtGtid:
     compact = re.sub(r"\s+", "", text)
     if not (_MARIADB_GTID.fullmatch(compact) or _MYSQL_GTID.fullmatch(compact)):
-        raise UsageError(f"target: {text!r} is not a GTID",
-                         hint="MariaDB: gtid:0-1-100 (domain-server-sequence), MySQL: gtid:<uuid>:1-100")
+        raise UsageError(
+            f"target: {text!r} is not a GTID",
+            hint="MariaDB: gtid:0-1-100 (domain-server-sequence), MySQL: gtid:<uuid>:1-100",
+        )
     if before and ("," in compact or re.search(r":\d+-\d+$|:\d+:\d+", compact)):
-        raise UsageError(f"target before-gtid: {text!r} names more than one transaction",
-                         hint="before-gtid: takes one transaction, the one that must not be applied")
+        raise UsageError(
+            f"target before-gtid: {text!r} names more than one transaction",
+            hint="before-gtid: takes one transaction, the one that must not be applied",
+        )
     return AtGtid(compact, before)

@@ -85,6 +85,29 @@ class Destination(Protocol):
         """How much room there is, or None where nobody knows (no SPACE capability)."""
         ...
 
+    def is_initialised(self) -> bool:
+        """Does the place exist and carry our marker? False for a folder that vanished or whose disk is not mounted.
+
+        A caller who remembers that it once did must refuse to go on, not initialise again.
+        """
+        ...
+
+    def initialise(self, now: datetime) -> None:
+        """Make an empty place ready and put the marker; harmless when it is there already.
+
+        Raises RefusedError when the place holds something else. Until this was called, every other method but
+        ``is_initialised`` raises DestinationError.
+        """
+        ...
+
+    def leftovers(self) -> Iterator[str]:
+        """Names of unfinished puts and half-removed trees whose process is gone."""
+        ...
+
+    def clear_leftovers(self) -> int:
+        """Remove what ``leftovers`` names and nothing that a living process writes; how many went."""
+        ...
+
 
 @runtime_checkable
 class TreeDestination(Destination, Protocol):
@@ -99,7 +122,10 @@ class TreeDestination(Destination, Protocol):
         ...
 
     def publish(self, tree: str) -> None:
-        """Make the unfinished tree ``tree`` visible under its final name, in one step, durable. Idempotent."""
+        """Make the unfinished tree ``tree`` visible under its final name, in one step, durable. Idempotent.
+
+        An older finished tree of that name gives way. Raises ObjectMissingError when nothing was ever linked.
+        """
         ...
 
     def remove_tree(self, tree: str) -> None:
@@ -111,9 +137,20 @@ class TreeDestination(Destination, Protocol):
         ...
 
     def tree_files(self, tree: str) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Each path inside ``tree`` with the (device, inode) it points to."""
+        """Each path inside the published ``tree`` with the (device, inode) it points to; nothing when there is none."""
+        ...
+
+    def open_tree_file(self, tree: str, path: str) -> BinaryIO:
+        """The bytes shown as ``path`` in the published ``tree``; the caller closes it."""
         ...
 
     def identity(self, key: str) -> tuple[int, int]:
         """(device, inode) of the pool object ``key``."""
         ...
+
+
+def as_tree(destination: Destination) -> TreeDestination | None:
+    """``destination`` as one that shows trees, or None where the TREE capability is missing."""
+    if Capability.TREE in destination.capabilities and isinstance(destination, TreeDestination):
+        return destination
+    return None

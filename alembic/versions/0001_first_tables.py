@@ -5,6 +5,8 @@ Revision: 0001, the first
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -26,11 +28,11 @@ def _number(name: str) -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, nullable=False)
 
 
-def _time(name: str, *, nullable: bool = False) -> sa.Column:
+def _time(name: str, *, nullable: bool = False) -> sa.Column[Any]:
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
 
 
-def _json(name: str) -> sa.Column:
+def _json(name: str) -> sa.Column[Any]:
     return sa.Column(name, sa.JSON, nullable=False)
 
 

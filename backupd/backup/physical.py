@@ -10,16 +10,23 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool
 from backupd.engine.client import Connection
+from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool, Remove, Rename
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError, DestinationError
 from backupd.model.manifest import (
-    CODEC, Body, BodyFacts, Header, Stats, StoredObject, encode_body, objects_digest,
+    CODEC,
+    Body,
+    BodyFacts,
+    Header,
+    Stats,
+    StoredObject,
+    encode_body,
+    objects_digest,
 )
 from backupd.model.progress import Progress, Report
-from backupd.model.server import ServerInfo
+from backupd.model.server import Role, ServerInfo
 from backupd.transfer.fanout import Fanout, known_everywhere
 from backupd.transfer.intent import Intent
 from backupd.transfer.known import confirm, load_known
@@ -76,15 +83,15 @@ def execute(
     """Take the backup and commit it at every destination. On any error nothing is committed and what was stored is
     taken back; raises the error that began the trouble."""
     sealer = Sealer(spec.recipients, spec.gnupg_home, level=spec.level)
-    with Intent(spec.destinations, backup_id=spec.backup_id, server=spec.server, clock=clock):
+    with Intent(spec.destinations, spec.server, spec.backup_id, clock=clock) as intent:
         known = known_everywhere([load_known(d, spec.server) for d in spec.destinations])
         fanout = Fanout(spec.destinations, sealer=sealer, identity_key=spec.identity_key, known=known,
-                        tree=layout.tree(spec.server, spec.backup_id))
+                        tree=layout.tree_name(spec.server, spec.backup_id))
         side_files: list[StoredObject] = []
         try:
             capture, packed = _capture(spec, fanout, report, on_stderr)
             report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
-            return _commit(spec, capture, packed, fanout, sealer, clock, side_files)
+            return _commit(spec, capture, packed, fanout, sealer, intent, clock, side_files)
         except BaseException as error:
             leftovers = _discard_side_files(spec, side_files) + fanout.discard()
             if leftovers and isinstance(error, BackupdError):
@@ -96,20 +103,26 @@ def _capture(
     spec: PhysicalSpec, fanout: Fanout, report: Report, on_stderr: Callable[[str], None] | None
 ) -> tuple[Capture, Packed]:
     meter = _Meter(report, spec.info.data_bytes)
-    request = CaptureRequest(
-        connection=spec.connection, workdir=spec.workdir, parallel=spec.parallel, incremental_lsn=None,
-        on_stderr=on_stderr)
+    request = CaptureRequest(connection=spec.connection, workdir=spec.workdir, parallel=spec.parallel,
+                             on_stderr=on_stderr, replica=spec.info.role is Role.REPLICA)
     with Packer(fanout, workers=spec.workers) as packer, spec.tool.capture(request) as capture:
         for event in capture.events():
-            if isinstance(event, Data):
-                packer.data(event.path, event.offset, event.payload)
-                meter.add(len(event.payload))
-            elif isinstance(event, Hole):
-                packer.hole(event.path, event.offset, event.length)
-            elif isinstance(event, End):
-                packer.end(event.path)
-                meter.ended(event.path)
+            match event:
+                case Data():
+                    packer.data(event.path, event.offset, event.payload)
+                    meter.add(len(event.payload))
+                case Hole():
+                    packer.hole(event.path, event.offset, event.length)
+                case End():
+                    packer.end(event.path)
+                    meter.ended(event.path)
+                case Remove():
+                    packer.remove(event.path)
+                case Rename():
+                    packer.rename(event.path, event.to)
         packed = packer.finish()
+        if packer.moved:
+            fanout.relink(packed.entries)
     return capture, packed
 
 
@@ -119,6 +132,7 @@ def _commit(
     packed: Packed,
     fanout: Fanout,
     sealer: Sealer,
+    intent: Intent,
     clock: Clock,
     side_files: list[StoredObject],
 ) -> PhysicalOutcome:
@@ -145,17 +159,22 @@ def _commit(
                      runbook=described(layout.RUNBOOK, documents.runbook))
     side_files += [header.body, header.unpack, header.runbook]
     contents = {layout.BODY: sealed_body, layout.UNPACK: sealed_unpack, layout.RUNBOOK: documents.runbook}
+    folder = layout.backup_folder(spec.server, spec.backup_id)
     for destination in spec.destinations:
         for stored in (header.body, header.unpack, header.runbook):
-            put_bytes(destination, layout.side_key(spec.server, spec.backup_id, stored.name), contents[stored.name])
+            put_bytes(destination, folder + stored.name, contents[stored.name])
         missing = confirm(destination, objects)
         if missing:
             raise DestinationError(
                 f"{len(missing)} objects vanished from destination {destination.name} while the backup ran",
                 detail="\n".join(missing[:20]), hint="run the backup again: what is missing will be stored afresh")
     fanout.publish()
+    # Before, lest somebody who took us for dead is just cleaning up after us; after, because only an intent that
+    # outlived the commit proves that nobody did.
+    intent.assert_held()
     for destination in spec.destinations:
         commit_header(destination, header)
+    intent.assert_held()
     return PhysicalOutcome(header, facts)
 
 
@@ -172,7 +191,7 @@ def _discard_side_files(spec: PhysicalSpec, side_files: list[StoredObject]) -> l
             if side_files:
                 destination.delete(layout.manifest_key(spec.server, spec.backup_id))
             for stored in side_files:
-                destination.delete(layout.side_key(spec.server, spec.backup_id, stored.name))
+                destination.delete(layout.backup_folder(spec.server, spec.backup_id) + stored.name)
         except BackupdError as error:
             errors.append(error)
     return errors

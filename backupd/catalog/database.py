@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, DBAPICursor
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -129,7 +130,8 @@ class Database:
         return CatalogError(f"the catalog {self.name} refused a statement", detail=detail)
 
 
-_ACCESS = "this user needs read and write access to the file and its folder (SQLite keeps -wal and -shm files beside it)"
+_ACCESS = ("this user needs read and write access to the file and to its folder, "
+           "where SQLite keeps -wal and -shm files beside it")
 
 _SQLITE = {
     sqlite3.SQLITE_NOTADB: ("is not a SQLite file, or its first page is damaged", _REBUILD),
@@ -165,9 +167,25 @@ def _prepare_sqlite(connection: DBAPIConnection, _record: ConnectionPoolEntry) -
     # by a write fails at once with "database is locked". None leaves BEGIN to us (_begin_sqlite).
     connection.isolation_level = None
     cursor = connection.cursor()
-    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
-        cursor.execute(f"PRAGMA {pragma}")
+    _switch_to_wal(cursor)
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _switch_to_wal(cursor: DBAPICursor) -> None:
+    # The mode is a property of the file, set once. While two processes set it at the same moment SQLite says "locked"
+    # at once, without the waiting that it does for transactions.
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -40,21 +40,17 @@ class Jobs:
         Raises RefusedError when the job is over: a worker that slept through being declared abandoned must not
         call itself successful. Raises NotFoundError.
         """
-        with self._database.write() as connection:
-            return self._end(connection, job_id, state, now, error, bytes, phases)
-
-    def _end(self, connection: Connection, job_id: str, state: JobState, now: datetime, error: BackupdError | None,
-             size: int, phases: Sequence[Phase]) -> JobRecord:
         sources = [str(source) for source, moves in JOB_MOVES.items() if state in moves]
-        changed = connection.execute(
-            update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(sources)).values(
-                state=str(state), finished_at=now, message=error.message if error else "",
-                detail=error.detail if error else "", hint=error.hint if error else "", bytes=size,
-                phases=phases_json(phases))).rowcount
-        record = _one(connection, job_id)
-        if not changed:
-            raise RefusedError(f"job {job_id} is {record.state}, it cannot become {state}")
-        return record
+        ending = update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(sources)).values(
+            state=str(state), finished_at=now, message=error.message if error else "",
+            detail=error.detail if error else "", hint=error.hint if error else "", bytes=bytes,
+            phases=phases_json(phases))
+        with self._database.write() as connection:
+            changed = connection.execute(ending).rowcount
+            record = _one(connection, job_id)
+            if not changed:
+                raise RefusedError(f"job {job_id} is {record.state}, it cannot become {state}")
+            return record
 
     def get(self, job_id: str) -> JobRecord:
         """Raises NotFoundError."""
@@ -79,8 +75,7 @@ class Jobs:
         ended = []
         for job in dead:
             try:
-                with self._database.write() as connection:
-                    ended.append(self._end(connection, job.id, JobState.ABANDONED, now, error, job.bytes, job.phases))
+                ended.append(self.finish(job.id, JobState.ABANDONED, now, error=error))
             except RefusedError:
                 continue  # it ended by itself, or another process abandoned it, since we looked
         return tuple(ended)

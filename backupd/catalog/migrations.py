@@ -24,7 +24,7 @@ _LOCK = 0x6261636B757064
 def scripts() -> Path:
     """The folder of the migrations: inside the package when installed from a wheel, else beside it in the tree."""
     package = Path(__file__).parent
-    for folder in (package / "migrations_scripts", package.parents[1] / "alembic"):
+    for folder in (package / "alembic_scripts", package.parents[1] / "alembic"):
         if (folder / "env.py").is_file():
             return folder
     raise CatalogError("the catalog's migrations are missing from this installation",

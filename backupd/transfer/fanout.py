@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from backupd.model.errors import BackupdError, ObjectMissingError
-from backupd.model.manifest import StoredObject
+from backupd.model.manifest import CODEC, Entry, StoredObject
 from backupd.transfer.seal import Sealer
 from storage import layout, objects
-from storage.destination import Capability, Destination, TreeDestination
+from storage.destination import Destination, as_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,6 @@ def known_everywhere(known: Sequence[Mapping[str, StoredObject]]) -> dict[str, S
     }
 
 
-def tree_of(destination: Destination) -> TreeDestination | None:
-    """The destination's tree operations, where its capabilities include TREE."""
-    if Capability.TREE in destination.capabilities and isinstance(destination, TreeDestination):
-        return destination
-    return None
-
-
 class Fanout:
     """Thread-safe; one per running backup.
 
@@ -55,7 +48,7 @@ class Fanout:
         tree: str,
     ) -> None:
         self._destinations = tuple(destinations)
-        self._trees = tuple(t for t in map(tree_of, destinations) if t is not None)
+        self._trees = tuple(tree for tree in map(as_tree, destinations) if tree is not None)
         self._sealer = sealer
         self._identity_key = identity_key
         self._known = dict(known)
@@ -64,17 +57,15 @@ class Fanout:
         self._new: dict[str, StoredObject] = {}
         self._reused: dict[str, StoredObject] = {}
 
-    def place(self, plain: bytes | bytearray, digest: bytes, paths: Iterable[str]) -> Placed:
-        """Store ``plain`` (SHA-256 ``digest``) everywhere and show it as ``paths`` in the trees.
+    def place(self, plain: bytes | bytearray, digest: bytes, path: Callable[[str], str]) -> Placed:
+        """Store ``plain`` (SHA-256 ``digest``) everywhere and show it in the trees as ``path(object name)``.
 
         Raises ToolError when sealing fails, DestinationError when a destination does.
         """
-        paths = tuple(paths)
-        identity = objects.identity(
-            self._identity_key, plain_sha256=digest, size=len(plain), recipients=self._sealer.recipients)
+        identity = objects.identity(self._identity_key, digest, len(plain), CODEC, self._sealer.recipients)
         with self._lock:
             hit = self._known.get(identity)
-        if hit is not None and self._reuse(hit, paths):
+        if hit is not None and self._reuse(hit, path(hit.name)):
             with self._lock:
                 fresh = hit.name in self._new
                 if not fresh:
@@ -86,26 +77,32 @@ class Fanout:
             self._new[stored.name] = stored
         for destination in self._destinations:
             objects.store(destination, stored, sealed)
-        self._link(stored, paths)
+        self._link(stored, path(stored.name))
         with self._lock:
             self._known[identity] = stored
         return Placed(stored, new=True)
 
-    def _reuse(self, hit: StoredObject, paths: Iterable[str]) -> bool:
+    def _reuse(self, hit: StoredObject, path: str) -> bool:
         """Look at the object before trusting the hit: a truncated or vanished one is stored afresh instead."""
         try:
             for destination in self._destinations:
                 if destination.stat(layout.object_key(hit.name)).size != hit.size:
                     return False
-            self._link(hit, paths)
+            self._link(hit, path)
         except ObjectMissingError:
             return False
         return True
 
-    def _link(self, stored: StoredObject, paths: Iterable[str]) -> None:
+    def _link(self, stored: StoredObject, path: str) -> None:
         for tree in self._trees:
-            for path in paths:
-                tree.link(layout.object_key(stored.name), self._tree, path)
+            tree.link(layout.object_key(stored.name), self._tree, path)
+
+    def relink(self, entries: Iterable[Entry]) -> None:
+        """Make the trees afresh from the finished ``entries``."""
+        for tree in self._trees:
+            tree.remove_tree(self._tree)
+            for path, name in layout.tree_links(entries):
+                tree.link(layout.object_key(name), self._tree, path)
 
     @property
     def new_objects(self) -> tuple[StoredObject, ...]:
@@ -129,7 +126,7 @@ class Fanout:
         errors: list[BackupdError] = []
         for destination in self._destinations:
             try:
-                tree = tree_of(destination)
+                tree = as_tree(destination)
                 if tree is not None:
                     tree.remove_tree(self._tree)
                 for stored in self.new_objects:

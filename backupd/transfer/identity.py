@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -26,10 +27,8 @@ def identity_key(path: Path) -> bytes:
                 file.flush()
                 os.fsync(file.fileno())
             # A hard link, not a rename: the first of two wins and both read the same key.
-            try:
+            with contextlib.suppress(FileExistsError):
                 os.link(fresh, path)
-            except FileExistsError:
-                pass
         finally:
             fresh.unlink()
     key = path.read_bytes()

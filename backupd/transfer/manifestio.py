@@ -54,7 +54,7 @@ def load_header(destination: Destination, server: str, backup_id: str) -> Header
 
 def load_side_file(destination: Destination, header: Header, stored: StoredObject) -> bytes:
     """One of the header's side files, still sealed. Raises DamagedError unless size and digest are as recorded."""
-    key = layout.side_key(header.server, header.backup_id, stored.name)
+    key = layout.backup_folder(header.server, header.backup_id) + stored.name
     where = f"{destination.name}:{key}"
     try:
         raw = get_bytes(destination, key)
@@ -69,7 +69,7 @@ def load_side_file(destination: Destination, header: Header, stored: StoredObjec
 
 def load_body(destination: Destination, header: Header, unsealer: Unsealer) -> Body:
     """The sealed half, opened and checked against its header. Raises DamagedError, KeyUnusableError."""
-    where = f"{destination.name}:{layout.side_key(header.server, header.backup_id, header.body.name)}"
+    where = f"{destination.name}:{layout.body_key(header.server, header.backup_id)}"
     raw = unsealer.unseal(load_side_file(destination, header, header.body), limit=BODY_LIMIT)
     body = decode_body(raw, where=where)
     if body.facts.backup_id != header.backup_id or body.facts.objects_digest != objects_digest(header.objects):

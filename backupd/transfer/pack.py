@@ -12,7 +12,7 @@ import tarfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backupd.model.errors import StreamError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, Part
@@ -66,7 +66,7 @@ class Packed:
 
 class Packer:
     """One per capture; a context manager that ends its threads. The first failure of a worker is raised by the
-    next call, whatever it is."""
+    next call, whatever it is. ``moved``: files were removed or renamed after their end, so their links are stale."""
 
     def __init__(self, fanout: Fanout, *, workers: int, stored: Callable[[int], None] = lambda _size: None) -> None:
         self._fanout = fanout
@@ -75,12 +75,12 @@ class Packer:
         self._ended: dict[str, _Ended] = {}
         self._tiny: dict[str, bytes] = {}
         self._tiny_bytes = 0
-        self._bundled: list[tuple[dict[str, bytes], Future[_Stored]]] = []
+        self._bundled: list[tuple[tuple[str, ...], Future[_Stored]]] = []
         self._seen: set[str] = set()
         self._budget = IN_FLIGHT
         self._room = threading.Condition()
         self._failure: BaseException | None = None
-        self._bundles = 0
+        self.moved = False
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="seal")
 
     def __enter__(self) -> Packer:
@@ -124,13 +124,44 @@ class Packer:
                 self._bundle()
             return
         if file.whole is None:
-            file.parts.append(self._submit(file.buffer, (layout.tree_path(path, None),)))
+            file.parts.append(self._submit(file.buffer, _shown_as(layout.tree_path(path))))
             digest = ""  # one part: the part's digest is the file's
         else:
             if file.buffer:
                 self._cut(file)
             digest = file.whole.hexdigest()
         self._ended[path] = _Ended(path, file.size, file.sparse, digest, tuple(file.parts))
+
+    def remove(self, path: str) -> None:
+        """``path``, which had ended, is not part of the backup after all; its name is free again."""
+        self._take_back(path)
+        self._seen.discard(path)
+
+    def rename(self, path: str, to: str) -> None:
+        """``path``, which had ended, is called ``to``. Raises StreamError when there is a ``to`` already."""
+        if to in self._seen:
+            raise StreamError(f"{path}: renamed to {to}, which the stream holds already")
+        ended, content = self._take_back(path)
+        self._seen.discard(path)
+        self._seen.add(to)
+        self._ended[to] = replace(ended, path=to)
+        if content is not None:
+            self._tiny[to] = content
+            self._tiny_bytes += len(content)
+
+    def _take_back(self, path: str) -> tuple[_Ended, bytes | None]:
+        self.moved = True
+        ended = self._ended.pop(path, None)
+        if ended is None:
+            raise StreamError(f"{path}: the stream speaks of this file before it was complete")
+        content = self._tiny.pop(path, None)
+        if content is not None:
+            self._tiny_bytes -= len(content)
+        elif not ended.parts:
+            # Its bundle is on its way and holds it under the old name.
+            raise StreamError(f"{path}: its table was renamed or dropped while the backup ran",
+                              hint="run the backup again, at a time without DDL")
+        return ended, content
 
     def finish(self) -> Packed:
         """Wait for everything to be stored. Raises the first failure, StreamError when a file never ended."""
@@ -182,21 +213,21 @@ class Packer:
             file.whole = hashlib.sha256()
         file.whole.update(file.buffer)
         path = layout.tree_path(file.path, len(file.parts))
-        file.parts.append(self._submit(file.buffer, (path,)))
+        file.parts.append(self._submit(file.buffer, _shown_as(path)))
         file.buffer = bytearray()
 
-    def _submit(self, plain: bytearray | bytes, paths: tuple[str, ...]) -> Future[_Stored]:
+    def _submit(self, plain: bytearray | bytes, path: Callable[[str], str]) -> Future[_Stored]:
         with self._room:
             self._room.wait_for(lambda: self._failure is not None or self._budget > 0)
             self._raise_failure()
             self._budget -= len(plain)
-        return self._pool.submit(self._store, plain, paths)
+        return self._pool.submit(self._store, plain, path)
 
-    def _store(self, plain: bytearray | bytes, paths: tuple[str, ...]) -> _Stored:
+    def _store(self, plain: bytearray | bytes, path: Callable[[str], str]) -> _Stored:
         size = len(plain)
         try:
             digest = hashlib.sha256(plain)
-            placed: Placed = self._fanout.place(plain, digest.digest(), paths)
+            placed: Placed = self._fanout.place(plain, digest.digest(), path)
         except BaseException as error:
             with self._room:
                 self._failure = self._failure or error
@@ -243,9 +274,13 @@ class Packer:
                 info = tarfile.TarInfo(path)
                 info.size, info.mode = len(content), 0o640
                 tar.addfile(info, io.BytesIO(content))
-        path = layout.bundle_path(folder, self._bundles)
-        self._bundles += 1
-        self._bundled.append((members, self._submit(packed.getvalue(), (path,))))
+        future = self._submit(packed.getvalue(), lambda name: layout.bundle_path(folder, name))
+        self._bundled.append((tuple(members), future))
+
+
+def _shown_as(path: str) -> Callable[[str], str]:
+    """A tree path that does not depend on the object's name."""
+    return lambda _name: path
 
 
 def _path_hash(path: str) -> int:

@@ -84,7 +84,7 @@ def _wanted(
     owners: dict[str, list[str]] = {}
     for header in headers:
         for stored in (header.body, header.unpack, header.runbook):
-            key = layout.side_key(header.server, header.backup_id, stored.name)
+            key = layout.backup_folder(header.server, header.backup_id) + stored.name
             wanted[key] = stored
             owners.setdefault(key, []).append(header.backup_id)
         for stored in header.objects:

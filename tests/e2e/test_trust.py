@@ -142,8 +142,8 @@ def test_backupd_killed_at_random_moments_of_a_backup_leaves_nothing_after_the_n
     first = house.backup()
     house.server.execute("CREATE DATABASE IF NOT EXISTS fresh")
     for moment in range(3):
-        house.server.execute(f"CREATE OR REPLACE TABLE fresh.noise SELECT seq, SHA2(CONCAT(seq, '{seed}-{moment}'), 512) "
-                             "AS a, SHA2(RAND(), 512) AS b FROM seq_1_to_60000")
+        house.server.execute("CREATE OR REPLACE TABLE fresh.noise SELECT seq, SHA2(RAND(), 512) AS b, "
+                             f"SHA2(CONCAT(seq, '{seed}-{moment}'), 512) AS a FROM seq_1_to_60000")
         before = len(house.objects())
         more = dice.randrange(1, 4)
         house.kill_when(lambda before=before, more=more: len(house.objects()) >= before + more,  # type: ignore[misc]

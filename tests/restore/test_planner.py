@@ -17,15 +17,30 @@ from restore.target import parse_target
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def backup(hour: int, *, state: BackupState = BackupState.COMPLETE, kind: BackupKind = BackupKind.PHYSICAL_FULL,
-           parent: str | None = None, copies: tuple[str, ...] = ("local", "offsite")) -> BackupRecord:
+def backup(
+    hour: int,
+    *,
+    state: BackupState = BackupState.COMPLETE,
+    kind: BackupKind = BackupKind.PHYSICAL_FULL,
+    parent: str | None = None,
+    copies: tuple[str, ...] = ("local", "offsite"),
+) -> BackupRecord:
     finished = datetime(2026, 11, 21, hour, tzinfo=UTC)
     return BackupRecord(
-        id=f"20261121T{hour:02}0000Z-0000000{hour % 10}", server="shop", kind=kind, state=state, parent=parent,
-        started_at=finished - timedelta(minutes=5), finished_at=finished,
+        id=f"20261121T{hour:02}0000Z-0000000{hour % 10}",
+        server="shop",
+        kind=kind,
+        state=state,
+        parent=parent,
+        started_at=finished - timedelta(minutes=5),
+        finished_at=finished,
         stats=Stats(bytes_source=10**9, bytes_stored=4 * 10**8, bytes_new=10**8, files=200, files_linked=150),
-        position=Position("bin.000007", hour * 1000, f"0-1-{hour * 100}"), flavour="mariadb", server_version="10.11.19",
-        tool_version="10.11.19", copies=tuple(Copy(name, "complete", finished) for name in copies))
+        position=Position("bin.000007", hour * 1000, f"0-1-{hour * 100}"),
+        flavour="mariadb",
+        server_version="10.11.19",
+        tool_version="10.11.19",
+        copies=tuple(Copy(name, "complete", finished) for name in copies),
+    )
 
 
 def plan(target: str, backups: list[BackupRecord], preferences: Preferences | None = None) -> Plan:
@@ -53,16 +68,26 @@ def test_an_old_newest_backup_is_pointed_out() -> None:
     assert any("9d" in warning for warning in old.warnings)
 
 
-@pytest.mark.parametrize("target", [
-    "gtid:0-1-400", "bin.000007:4000", "2026-11-21T04:00:00Z", "backup:20261121T040000Z-00000004"])
+@pytest.mark.parametrize(
+    "target", ["gtid:0-1-400", "bin.000007:4000", "2026-11-21T04:00:00Z", "backup:20261121T040000Z-00000004"]
+)
 def test_a_target_that_is_exactly_a_backups_position_needs_no_binary_log(target: str) -> None:
     assert plan(target, BACKUPS).backup_id == BACKUPS[1].id
 
 
-@pytest.mark.parametrize(("target", "before", "after"), [
-    ("2026-11-21T05:00:00Z", 4, 6), ("2026-11-21T01:00:00Z", None, 2), ("2026-11-21T11:00:00Z", 6, None),
-    ("gtid:0-1-401", 4, 6), ("before-gtid:0-1-400", 2, 4), ("bin.000007:4001", 4, 6), ("bin.000001:9", None, 2),
-    ("bin.000010:9", 6, None)])
+@pytest.mark.parametrize(
+    ("target", "before", "after"),
+    [
+        ("2026-11-21T05:00:00Z", 4, 6),
+        ("2026-11-21T01:00:00Z", None, 2),
+        ("2026-11-21T11:00:00Z", 6, None),
+        ("gtid:0-1-401", 4, 6),
+        ("before-gtid:0-1-400", 2, 4),
+        ("bin.000007:4001", 4, 6),
+        ("bin.000001:9", None, 2),
+        ("bin.000010:9", 6, None),
+    ],
+)
 def test_a_target_between_backups_is_refused_with_the_nearest_points_named(
     target: str, before: int | None, after: int | None
 ) -> None:
@@ -81,7 +106,11 @@ def test_a_target_that_cannot_be_ordered_still_names_what_is_recoverable() -> No
 
 
 def test_an_unknown_branch_or_backup_or_server_is_not_found() -> None:
-    for target, backups in (("latest@other", BACKUPS), ("backup:20261121T040000Z-ffffffff", BACKUPS), ("latest", [])):
+    for target, backups in (
+        ("latest@other", BACKUPS),
+        ("backup:20261121T040000Z-ffffffff", BACKUPS),
+        ("latest", []),
+    ):
         with pytest.raises(NotFoundError):
             plan(target, backups)
 
@@ -114,8 +143,11 @@ def test_destinations_are_ordered_by_preference_and_damaged_copies_come_last() -
 
 
 def test_estimates_come_from_measured_rates_and_say_so() -> None:
-    measured = plan("latest", BACKUPS, Preferences(rates={"fetched": Rate(2e8, 1.0, samples=4)}, start=True,
-                                                   datadir=Path("/srv/mysql")))
+    measured = plan(
+        "latest",
+        BACKUPS,
+        Preferences(rates={"fetched": Rate(2e8, 1.0, samples=4)}, start=True, datadir=Path("/srv/mysql")),
+    )
     steps = {step.name: step for step in measured.steps}
     assert list(steps) == ["fetched", "prepared", "restored", "started"]
     assert steps["fetched"].seconds == pytest.approx(6.0)

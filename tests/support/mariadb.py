@@ -32,14 +32,8 @@ TOOL_PRIVILEGES = ("RELOAD", "PROCESS", "LOCK TABLES", "BINLOG MONITOR")
 SERVICE_USER = "backupd"
 SERVICE_PASSWORD = "Service-s3cret-90ab"
 SERVICE_PRIVILEGES = (
-    *TOOL_PRIVILEGES,
-    "SELECT",
-    "SHOW VIEW",
-    "SHOW DATABASES",
-    "EVENT",
-    "TRIGGER",
-    "SLAVE MONITOR",
-)
+    *TOOL_PRIVILEGES, "SELECT", "SHOW VIEW", "EVENT", "TRIGGER", "SLAVE MONITOR", "BINLOG ADMIN",
+)  # fmt: skip
 """The tool's, and what probe, census and witness read."""
 
 _ids = itertools.count(1000 + os.getpid() % 1000 * 1000)
@@ -207,6 +201,26 @@ class PrivateServer:
         """``backup`` (exactly what the physical tool needs) and ``backupd`` (what the service needs)."""
         self.create_user(BACKUP_USER, BACKUP_PASSWORD, TOOL_PRIVILEGES)
         self.create_user(SERVICE_USER, SERVICE_PASSWORD, SERVICE_PRIVILEGES)
+
+    def settle(self, timeout: float = 60.0) -> None:
+        """Wait until purge is done and every dirty page is in its file, so that idle files stop changing."""
+        deadline = time.monotonic() + timeout
+        while True:
+            status = {
+                name: int(value)
+                for name, value in self.query(
+                    "SHOW GLOBAL STATUS WHERE Variable_name IN "
+                    "('Innodb_buffer_pool_pages_dirty', 'Innodb_history_list_length')"
+                )
+            }
+            if not any(status.values()):
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not settled after {timeout} s: {status}")
+            if not status["Innodb_history_list_length"]:
+                # The page cleaner alone stops at some hundred pages once the server is idle.
+                self.execute("SET GLOBAL innodb_log_checkpoint_now = 1")
+            time.sleep(0.02)
 
     def client_file(self, user: str = "root", password: str = "") -> Path:
         """A 0600 option file with a ``[client]`` group for ``user``, inside the server's folder."""

@@ -1,0 +1,68 @@
+"""Backups that a destination holds and the catalog does not know: the manifests are the truth, so they are taken in."""
+
+from __future__ import annotations
+
+from backupd.app.wiring import Wiring
+from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.errors import BackupdError, NotFoundError
+from backupd.model.manifest import Header
+from backupd.model.server import Position
+from backupd.transfer.inventory import backup_ids, read
+from backupd.transfer.manifestio import load_body
+from backupd.transfer.remove import marks
+from storage.destination import Destination
+
+_CLOSED = "taken in from its manifest; its position is unknown, because no private key was at hand to open the body"
+
+
+def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None = None) -> list[str]:
+    """Write a row for every intact backup at ``destination`` that has none, or none for this copy; gives their ids.
+
+    Such a backup was committed by a process that died before it could write the row. Of damaged manifests fsck tells.
+    """
+    adopted = []
+    deleted = marks(destination)
+    for owner in backup_ids(destination, server):
+        if _is_known(wiring, owner[1], destination.name):
+            continue
+        found = read(destination, *owner)
+        if found is None or not isinstance(found.header, Header):
+            continue
+        _adopt(wiring, destination, found.header, deleted=owner in deleted)
+        adopted.append(owner[1])
+    return adopted
+
+
+def _is_known(wiring: Wiring, backup_id: str, destination: str) -> bool:
+    try:
+        record = wiring.catalog.backups.get(backup_id)
+    except NotFoundError:
+        return False
+    return any(copy.destination == destination for copy in record.copies)
+
+
+def _adopt(wiring: Wiring, destination: Destination, header: Header, *, deleted: bool) -> None:
+    copy = Copy(destination.name, "complete", header.finished_at)
+    try:
+        wiring.catalog.backups.add_copy(header.backup_id, copy)
+    except NotFoundError:
+        wiring.catalog.backups.add(_record(wiring, destination, header, copy, deleted=deleted))
+
+
+def _record(wiring: Wiring, destination: Destination, header: Header, copy: Copy, *, deleted: bool) -> BackupRecord:
+    position, flavour, server_version, tool_version = Position(), "", "", ""
+    warnings: tuple[str, ...] = (_CLOSED,)
+    if wiring.settings.restore is not None:
+        try:
+            facts = load_body(destination, header, wiring.unsealer()).facts
+        except BackupdError as error:
+            warnings = (f"{_CLOSED}: {error.message}",)
+        else:
+            position, warnings = facts.position, facts.warnings
+            flavour, server_version = str(facts.server.flavour), str(facts.server.version)
+            tool_version = str(facts.tool.version)
+    return BackupRecord(
+        id=header.backup_id, server=header.server, kind=BackupKind(header.kind),
+        state=BackupState.DELETED if deleted else BackupState.COMPLETE, parent=header.parent,
+        started_at=header.started_at, finished_at=header.finished_at, stats=header.stats, position=position,
+        flavour=flavour, server_version=server_version, tool_version=tool_version, warnings=warnings, copies=(copy,))

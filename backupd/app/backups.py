@@ -1,0 +1,123 @@
+"""Taking a backup: resolve the decisions, execute without the catalog, record what came of it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from restore.runbook import render_runbook
+
+from backupd.app.adopt import adopt_unknown
+from backupd.app.settings import ServerSettings
+from backupd.app.wiring import GRACE, Wiring, owner, owner_is_alive, worker_count
+from backupd.backup.physical import Documents, PhysicalOutcome, PhysicalSpec, execute
+from backupd.engine.probe import probe
+from backupd.engine.toolset import physical_tool
+from backupd.engine.witness import LockWindowWitness
+from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.errors import BackupdError, RefusedError
+from backupd.model.ids import new_id
+from backupd.model.job import JobRecord, JobState
+from backupd.model.manifest import Body, Header
+from backupd.model.progress import Report
+from backupd.model.proof import Phase, Witness
+from backupd.transfer.remove import sweep
+from restore.unpack import render_unpack
+from storage.destination import Destination
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A committed backup and the witness of its very moment, where there is one."""
+
+    outcome: PhysicalOutcome
+    witness: Witness | None
+    problem: str
+
+
+def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, report: Report) -> BackupRecord:
+    """Take one backup now and give its record.
+
+    Raises NotFoundError (server), RefusedError (a backup of it runs already, or this version cannot take that kind)
+    and whatever made the backup fail; then nothing of it is left.
+    """
+    server = wiring.settings.server(server_name)
+    if kind is not BackupKind.PHYSICAL_FULL:
+        raise RefusedError(f"{kind} backups are not taken by this version", hint="use --kind full")
+    with wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"):
+        wiring.catalog.jobs.abandon_dead(owner_is_alive, wiring.clock())
+        job = JobRecord(id=new_id(wiring.clock()), kind=str(kind), server=server_name, state=JobState.RUNNING,
+                        started_at=wiring.clock(), owner=owner())
+        wiring.catalog.jobs.start(job)
+        try:
+            record = _run(wiring, server, job, report)
+        except BaseException as error:
+            shown = error if isinstance(error, BackupdError) else BackupdError(f"stopped: {type(error).__name__}")
+            wiring.catalog.jobs.finish(job.id, JobState.FAILED, wiring.clock(), error=shown)
+            raise
+        seconds = (record.finished_at - record.started_at).total_seconds()
+        wiring.catalog.jobs.finish(job.id, JobState.SUCCEEDED, wiring.clock(), bytes=record.stats.bytes_source,
+                                   phases=[Phase("backup", seconds, record.stats.bytes_source)])
+        return record
+
+
+def _run(wiring: Wiring, server: ServerSettings, job: JobRecord, report: Report) -> BackupRecord:
+    destinations = wiring.required(server)
+    for destination in destinations:
+        # What dead runs left goes first; one of them may have died between its manifest and its row.
+        sweep(destination, clock=wiring.clock, grace=GRACE)
+        adopt_unknown(wiring, destination, server.name)
+    with ExitStack() as stack:
+        spec = resolve(wiring, server, job, destinations, stack.enter_context(wiring.workdir(job.id)))
+        taken = _execute(wiring, server, spec, report)
+    return record_backup(wiring, spec, taken)
+
+
+def resolve(wiring: Wiring, server: ServerSettings, job: JobRecord, destinations: tuple[Destination, ...],
+            workdir: Path) -> PhysicalSpec:
+    """Freeze every decision about this backup. Reads the server, the keyring and the tools; changes nothing."""
+    keys, fingerprints = wiring.recipients()
+    connection = server.connection()
+    probed = probe(connection)
+    policy = server.policy
+    warnings = (*probed.warnings, *(f"{key.name}: {key.warning}" for key in keys if key.warning))
+    tool = physical_tool(probed.info)
+
+    def documents(body: Body, header: Header) -> Documents:
+        return Documents(runbook=render_runbook(header, body, destinations=[d.name for d in destinations]).encode(),
+                         unpack=render_unpack(header, body).encode("utf-8", "surrogateescape"))
+
+    return PhysicalSpec(
+        backup_id=job.id, server=server.name, connection=connection, info=probed.info, tool=tool,
+        destinations=destinations, recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
+        identity_key=wiring.identity_key(), workdir=workdir, started_at=job.started_at, documents=documents,
+        workers=worker_count(), parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings)
+
+
+def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, report: Report) -> Taken:
+    policy = server.policy.witness
+    if not policy.enabled:
+        return Taken(execute(spec, clock=wiring.clock, report=report), None, "")
+    with LockWindowWitness(spec.connection, server=spec.server, clock=wiring.clock, report=report) as witness:
+        outcome = execute(spec, clock=wiring.clock, report=report, on_stderr=witness.on_stderr)
+        seen = witness.collect(max_seconds=policy.max_duration.total_seconds())
+        return Taken(outcome, seen, witness.problem)
+
+
+def record_backup(wiring: Wiring, spec: PhysicalSpec, taken: Taken) -> BackupRecord:
+    """Write the rows of a committed backup and of its witness."""
+    header, facts = taken.outcome.header, taken.outcome.facts
+    warnings = facts.warnings
+    if taken.problem:
+        warnings = (*warnings, f"no witness was read, so a test restore has nothing to compare with: {taken.problem}")
+    record = BackupRecord(
+        id=header.backup_id, server=header.server, kind=BackupKind(header.kind), state=BackupState.COMPLETE,
+        parent=header.parent, started_at=header.started_at, finished_at=header.finished_at, stats=header.stats,
+        position=facts.position, flavour=str(facts.server.flavour), server_version=str(facts.server.version),
+        tool_version=str(facts.tool.version), warnings=warnings,
+        copies=tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations))
+    wiring.catalog.backups.add(record)
+    if taken.witness is not None:
+        wiring.catalog.witnesses.add(new_id(wiring.clock()), taken.witness, backup_id=record.id)
+    return record

@@ -1,0 +1,56 @@
+"""One sentence of a check: what was looked at, how it is, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from backupd.model.errors import BackupdError, ConfigurationError
+
+
+class Severity(StrEnum):
+    """``error``: a backup would fail or be worthless; ``warning``: it works, but know this; ``ok``."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``subject`` names the thing: ``server``, ``privileges``, ``destination local`` ..."""
+
+    severity: Severity
+    subject: str
+    message: str
+    hint: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "severity": str(self.severity),
+            "subject": self.subject,
+            "message": self.message,
+            "hint": self.hint,
+        }
+
+
+def error(subject: str, message: str, hint: str = "") -> Finding:
+    return Finding(Severity.ERROR, subject, message, hint)
+
+
+def warning(subject: str, message: str, hint: str = "") -> Finding:
+    return Finding(Severity.WARNING, subject, message, hint)
+
+
+def fine(subject: str, message: str) -> Finding:
+    return Finding(Severity.OK, subject, message)
+
+
+def from_error(subject: str, problem: BackupdError) -> Finding:
+    """An error of ours as a finding, evidence included."""
+    detail = problem.detail
+    if isinstance(problem, ConfigurationError):
+        return error(subject, "; ".join(str(one) for one in problem.problems), problem.hint)
+    message = f"{problem.message}: {detail}" if detail else problem.message
+    return error(subject, message, problem.hint)

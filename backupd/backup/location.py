@@ -1,0 +1,113 @@
+"""Is the server that answers the one whose files are here?
+
+A physical tool asks the server for locks and positions and reads the files itself. Through a proxy, or with
+the files of another server of the same path, it would mix two servers into one backup and call it complete.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from backupd.backup.finding import Finding, error, fine, warning
+from backupd.engine.census import system_files
+from backupd.engine.client import Session
+from backupd.model.server import ServerInfo
+
+_PROXIES = ("proxysql", "maxscale", "mysql-router", "mysqlrouter", "haproxy", "vitess")
+
+
+def examine_location(session: Session, info: ServerInfo) -> Iterator[Finding]:
+    """Proxy, another host, unreadable files. Raises ServerError when the server goes away."""
+    between = list(_between(session, info))
+    yield from between
+    if not session.connection.socket and info.hostname and info.hostname != socket.gethostname():
+        yield error(
+            "datadir",
+            f"the server says it runs on {info.hostname}, this is {socket.gethostname()}: a physical backup "
+            "reads the server's files, so it must run on the database host",
+            "run backupd there, or use the server's socket if this is that host under another name",
+        )
+        return
+    yield from _files(info)
+    yield from _process(session, info)
+
+
+def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
+    greeting = session.greeting.removeprefix("5.5.5-")
+    words = f"{greeting} {info.version_text}".lower()
+    hint = "connect to the server itself, best through its socket"
+    named = next((name for name in _PROXIES if name in words), None)
+    if named:
+        yield error("server", f"this is {named}, a proxy, not a database server", hint)
+    elif session.thread_id != int(session.scalar("SELECT CONNECTION_ID()")):
+        yield error(
+            "server", "something between us and the server answers in its place (other connection id)", hint
+        )
+    elif greeting != info.variables.get("version", greeting) and not greeting.startswith(str(info.version)):
+        yield error(
+            "server",
+            f"the greeting said version {greeting}, the server says {info.variables['version']}",
+            hint,
+        )
+    elif session.connection.host and info.variables.get("port") not in (str(session.connection.port), None):
+        yield warning(
+            "server",
+            f"connected to port {session.connection.port}, but the server listens on "
+            f"{info.variables['port']}: is there a proxy or a forwarded port between?",
+            hint,
+        )
+
+
+def _files(info: ServerInfo) -> Iterator[Finding]:
+    datadir = Path(info.datadir)
+    hint = "run backupd as root or as the database's own user"
+    if not datadir.is_dir():
+        reason = "is not on this host" if not os.path.lexists(datadir) else "cannot be entered"
+        yield error(
+            "datadir",
+            f"{datadir} {reason}",
+            "run backupd on the database host, as root or the database's user",
+        )
+        return
+    closed = [str(path) for path in _wanted(info, datadir) if not os.access(path, os.R_OK)]
+    if not os.access(datadir, os.R_OK | os.X_OK):
+        yield error("datadir", f"{datadir} cannot be read", hint)
+    elif closed:
+        more = f" and {len(closed) - 5} more" if len(closed) > 5 else ""
+        yield error("datadir", f"cannot be read: {', '.join(closed[:5])}{more}", hint)
+    else:
+        yield fine("datadir", f"{datadir} can be read")
+    if os.path.ismount(datadir):
+        yield fine(
+            "datadir", f"{datadir} is a mount point: a restore onto it moves files in, it cannot be renamed"
+        )
+
+
+def _process(session: Session, info: ServerInfo) -> Iterator[Finding]:
+    """A server works in its datadir, so the process behind a socket tells whether this is the folder it
+    means.
+    """
+    pid = session.peer_pid
+    try:
+        here = Path(f"/proc/{pid}/cwd").stat() if pid else None
+        there = Path(info.datadir).stat()
+    except OSError:
+        return  # gone, or another user's process: nothing to compare
+    if here is not None and (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+        yield error(
+            "datadir",
+            f"the process behind {session.connection.socket} (pid {pid}) does not work in {info.datadir}: "
+            "the path means another folder here, or a proxy listens on the socket",
+            "run backupd where the server runs (inside its container), on the server's own socket",
+        )
+
+
+def _wanted(info: ServerInfo, datadir: Path) -> Iterator[Path]:
+    for name in system_files(info.variables):
+        yield datadir / name
+    for entry in info.external:
+        if entry.kind not in ("binlog", "redo", "undo"):
+            yield Path(entry.path)

@@ -1,0 +1,278 @@
+"""Preflight: everything that would spoil a backup, told at once, before it starts.
+
+Each look is taken whatever the others found; what cannot be looked at because something else is missing is
+simply left out. Nothing that a user can cause raises.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from io import BytesIO
+from pathlib import Path
+
+from backupd.backup.finding import Finding, error, fine, from_error, warning
+from backupd.backup.location import examine_location
+from backupd.engine.client import Connection, Session
+from backupd.engine.grants import Grants, needs, read_grants
+from backupd.engine.probe import Probed, examine, read_dialect
+from backupd.model.errors import BackupdError, KeyUnusableError, ServerError, ToolError
+from backupd.model.ids import new_id
+from backupd.model.server import ServerInfo, Tool
+from backupd.model.units import format_size
+from backupd.transfer.keyring import resolve_recipients, secret_fingerprints
+from storage.destination import Destination
+
+FindTool = Callable[[ServerInfo], Tool]
+"""Finds the physical tool for a server. Raises ToolMissingError or another BackupdError naming what is
+wrong.
+"""
+
+SMALLEST_FREE = 256 * 1024 * 1024
+"""Bytes below which a destination or the spool counts as full."""
+FEWEST_INODES = 10_000
+USUAL_RATIO = 0.5
+"""Stored bytes of a first full backup per byte of data; 0.39 measured on sysbench tables with zstd -3."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightSpec:
+    """What a backup of one server would use.
+
+    ``new_destinations``: names of destinations that never held a backup: they are made ready, which a place
+    that once did and is empty now must never be. ``secret_files``: option and password files that nobody
+    else should read. ``expected_new_bytes``: what recent backups stored anew, if there were any.
+    ``restore_gnupg_home``: where test restores find decryption keys, if they run on this machine.
+    """
+
+    server: str
+    connection: Connection
+    find_tool: FindTool
+    destinations: tuple[Destination, ...]
+    gnupg_home: Path
+    recipients: tuple[str, ...]
+    spool: Path
+    new_destinations: frozenset[str] = frozenset()
+    restore_gnupg_home: Path | None = None
+    secret_files: tuple[Path, ...] = ()
+    expected_new_bytes: int | None = None
+
+
+def preflight(spec: PreflightSpec, *, now: datetime) -> list[Finding]:
+    """Look at everything. Errors first, then warnings, then what is well."""
+    found: list[Finding] = []
+    info = _server(spec, found)
+    if info is not None:
+        found += _tool(spec, info)
+    found += _keys(spec, now)
+    expected = spec.expected_new_bytes
+    if expected is None and info is not None:
+        expected = int(info.data_bytes * USUAL_RATIO)
+    for destination in spec.destinations:
+        found += _destination(spec, destination, expected, now)
+    if not spec.destinations:
+        found.append(error("destinations", "no destination is configured", "name one under destinations"))
+    found += _spool(spec.spool)
+    found += _secret_files(spec.secret_files)
+    order = {"error": 0, "warning": 1, "ok": 2}
+    return sorted(found, key=lambda finding: order[finding.severity])
+
+
+def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
+    try:
+        with spec.connection.connect() as session:
+            grants = _grants(session, found)
+            probed = examine(session, tolerant=True)
+            found.append(_described(spec, probed))
+            found += examine_location(session, probed.info)
+    except ServerError as problem:
+        found.append(from_error("server", problem))
+        return None
+    found += [warning("server", sentence) for sentence in probed.warnings]
+    if grants is None and probed.denied:
+        found += [warning("privileges", sentence) for sentence in probed.denied]
+    return probed.info
+
+
+def _described(spec: PreflightSpec, probed: Probed) -> Finding:
+    info = probed.info
+    return fine(
+        "server",
+        f"{spec.server} is {info.flavour} {info.version} ({info.role}), {info.tables} tables, "
+        f"{format_size(info.data_bytes)}, at {spec.connection.address}",
+    )
+
+
+def _grants(session: Session, found: list[Finding]) -> Grants | None:
+    try:
+        grants = read_grants(session)
+    except ServerError as problem:
+        found.append(from_error("privileges", problem))
+        return None
+    lacking = [need for need in needs(read_dialect(session)) if not grants.allow(need.privilege)]
+    if not lacking:
+        found.append(fine("privileges", f"{grants.account} has every privilege that a backup needs"))
+    user, _, host = grants.account.rpartition("@")
+    for need in lacking:
+        hint = f"GRANT {need.privilege} ON *.* TO '{user}'@'{host}'"
+        if grants.roles:
+            hint += f"; if a role gives it, make that a default role ({', '.join(grants.roles)})"
+        report = error if need.required else warning
+        found.append(
+            report("privileges", f"{grants.account} lacks {need.privilege} on *.*: {need.purpose}", hint)
+        )
+    return grants
+
+
+def _tool(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
+    try:
+        tool = spec.find_tool(info)
+    except BackupdError as problem:
+        yield from_error("tool", problem)
+    else:
+        yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version}")
+
+
+def _keys(spec: PreflightSpec, now: datetime) -> Iterator[Finding]:
+    if not spec.recipients:
+        yield error("keys", "no recipient is configured", "name one under encryption.recipients")
+        return
+    try:
+        keys = resolve_recipients(spec.gnupg_home, spec.recipients, now=now)
+        secret = secret_fingerprints(spec.gnupg_home)
+    except (KeyUnusableError, ToolError) as problem:
+        yield from_error("keys", problem)
+        return
+    for key in keys:
+        if key.problem:
+            yield error("keys", key.problem)
+        elif key.warning:
+            yield warning("keys", key.warning)
+        else:
+            until = f", until {key.expires_at:%Y-%m-%d}" if key.expires_at else ""
+            yield fine("keys", f"{key.name} is {key.fingerprint}{until}")
+    ours = {key.fingerprint for key in keys if key.fingerprint}
+    yield from _decryption(spec, ours, secret)
+
+
+def _decryption(spec: PreflightSpec, ours: set[str], secret: frozenset[str]) -> Iterator[Finding]:
+    """Whoever takes over a machine that only takes backups must not be able to read the old ones."""
+    if ours & secret:
+        yield warning(
+            "keys",
+            f"the decryption key {', '.join(sorted(ours & secret))} lives in {spec.gnupg_home}, where "
+            "backups are made: whoever takes over this machine can read every backup",
+            "keep only public keys there; decryption keys belong where restores run",
+        )
+    home = spec.restore_gnupg_home
+    if home is None or _same(home, spec.gnupg_home):
+        return
+    try:
+        here = secret_fingerprints(home) & ours
+    except (KeyUnusableError, ToolError) as problem:
+        yield from_error("restore keys", problem)
+        return
+    if here:
+        yield warning(
+            "restore keys",
+            f"the decryption key {', '.join(sorted(here))} lives on this machine too ({home}): restores work "
+            "here, and whoever takes over this machine can read every backup",
+            "run restores on another machine if that matters",
+        )
+    else:
+        yield warning(
+            "restore keys",
+            f"{home} holds no decryption key of the recipients: nothing can be restored on this machine",
+            "import the decryption key there, or run restores elsewhere",
+        )
+
+
+def _destination(
+    spec: PreflightSpec, destination: Destination, expected: int | None, now: datetime
+) -> Iterator[Finding]:
+    subject = f"destination {destination.name}"
+    try:
+        if not destination.is_initialised():
+            if destination.name not in spec.new_destinations:
+                yield error(
+                    subject,
+                    "it held backups and is empty or gone now",
+                    "is its disk mounted? If it was emptied on purpose, say so before the next backup",
+                )
+                return
+            destination.initialise(now)
+        key = f"check/{new_id(now)}"
+        destination.put(key, BytesIO(b"written by a check, may be removed\n"))
+        destination.delete(key)
+        space = destination.space()
+    except BackupdError as problem:
+        yield from_error(subject, problem)
+        return
+    if space is None:
+        yield fine(subject, "it can be written")
+        return
+    room = f"{format_size(space.free)} of {format_size(space.total)} are free"
+    hint = "make room there, or let retention expire old backups"
+    if space.free < max(SMALLEST_FREE, (expected or 0) // 4):
+        yield error(subject, f"it is full: {room}{_wanted(expected)}", hint)
+    elif space.free_inodes is not None and space.free_inodes < FEWEST_INODES:
+        yield error(subject, f"only {space.free_inodes} files more can be made there", hint)
+    elif space.free < 2 * (expected or 0):
+        yield warning(subject, f"it is nearly full: {room}{_wanted(expected)}", hint)
+    else:
+        yield fine(subject, f"it can be written, {room}")
+
+
+def _wanted(expected: int | None) -> str:
+    return f"; the next backup may need {format_size(expected)}" if expected else ""
+
+
+def _spool(spool: Path) -> Iterator[Finding]:
+    try:
+        spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=spool) as file:
+            file.write(b"written by a check")
+        free = shutil.disk_usage(spool).free
+    except OSError as problem:
+        yield error(
+            "spool",
+            f"{spool} cannot be written: {problem.strerror}",
+            f"make it a folder that belongs to {_me()}",
+        )
+        return
+    if free < SMALLEST_FREE:
+        yield error("spool", f"{spool} has only {format_size(free)} left", "make room there")
+    else:
+        yield fine("spool", f"{spool} can be written")
+
+
+def _secret_files(paths: Iterable[Path]) -> Iterator[Finding]:
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+        except OSError as problem:
+            yield error("secrets", f"{path} cannot be read: {problem.strerror}")
+            continue
+        if mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
+            yield warning(
+                "secrets",
+                f"{path} holds a password and is open to others (mode {stat.S_IMODE(mode):04o})",
+                f"chmod 600 {path}",
+            )
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return one == other
+
+
+def _me() -> str:
+    return f"user id {os.geteuid()} on {socket.gethostname()}"

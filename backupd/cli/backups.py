@@ -1,0 +1,107 @@
+"""``backupd backups``: list, show, keep, delete, undelete."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from backupd.cli.options import AnyServer, BackupId, Config, Json, remember
+from backupd.cli.session import session
+
+
+class ListByDefault(TyperGroup):
+    """``backups [SERVER]`` means ``backups list [SERVER]``: the first word that is no command is a server."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own Context
+        position = 0
+        while position < len(args) and args[position].startswith("-") and args[position] != "--":
+            if args[position] in ("--help", "-h"):
+                return super().parse_args(ctx, args)
+            position += 2 if args[position] == "--config" else 1
+        if position >= len(args) or args[position] not in self.commands:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=ListByDefault,
+    help="List backups; show, keep, delete or undelete one.",
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@app.callback()
+def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    remember(context, config, as_json)
+
+
+@app.command("list")
+def list_(
+    context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False
+) -> None:
+    """List backups, newest first (also without the word `list`)."""
+    with session(context, config, as_json) as run:
+        records = sorted(run.service.backups(server), key=lambda record: record.id, reverse=True)
+        run.screen.document([record.as_json() for record in records])
+        from backupd.cli.render import show_backups
+
+        show_backups(run.screen, records)
+
+
+@app.command()
+def show(context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False) -> None:
+    """Show everything that is known of a backup."""
+    with session(context, config, as_json) as run:
+        document = run.service.show(backup_id).as_json()
+        run.screen.document(document)
+        from backupd.cli.render import show_mapping
+
+        show_mapping(run.screen, document)
+
+
+@app.command()
+def keep(
+    context: typer.Context,
+    backup_id: BackupId,
+    release: Annotated[bool, typer.Option("--release", help="Take the mark away again.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Keep a backup: no rule deletes it until it is released."""
+    with session(context, config, as_json) as run:
+        run.service.keep(backup_id, pinned=not release)
+        run.screen.document({"id": backup_id, "pinned": not release})
+        run.screen.line(f"{backup_id} is {'released' if release else 'kept'}")
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    backup_id: BackupId,
+    now: Annotated[bool, typer.Option("--now", help="Without the grace period; cannot be undone.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Mark a backup as deleted; its data goes after the grace period."""
+    with session(context, config, as_json) as run:
+        run.service.delete(backup_id, now=now)
+        run.screen.document({"id": backup_id, "state": "deleted", "now": now})
+        run.screen.line(
+            f"{backup_id} is deleted"
+            if now
+            else f"{backup_id} is marked as deleted; `backupd backups undelete {backup_id}` brings it back"
+        )
+
+
+@app.command()
+def undelete(
+    context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False
+) -> None:
+    """Take back a deletion whose grace period is not over."""
+    with session(context, config, as_json) as run:
+        run.service.undelete(backup_id)
+        run.screen.document({"id": backup_id, "state": "complete"})
+        run.screen.line(f"{backup_id} is back")

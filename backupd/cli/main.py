@@ -1,0 +1,103 @@
+"""The entry point ``backupd``."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from backupd.cli import backups, policy, restores, work
+from backupd.cli.options import Config, Json, remember
+from backupd.cli.session import StoppedError, session
+
+app = typer.Typer(
+    help="Backups of MySQL and MariaDB that are proved to restore.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+catalog = typer.Typer(help="The catalog's own care.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"backupd {version('backupd')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    config: Config = None,
+    as_json: Json = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+    remember(context, config, as_json)
+
+
+@catalog.callback()
+def catalog_group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    remember(context, config, as_json)
+
+
+@catalog.command()
+def upgrade(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    """Bring the catalog's tables up to this version (also done at first use)."""
+    with session(context, config, as_json) as run:
+        revision = run.service.upgrade_catalog()
+        run.screen.document({"revision": revision})
+        run.screen.line(f"the catalog is at {revision}")
+
+
+app.command()(work.check)
+app.command()(work.backup)
+app.add_typer(backups.app, name="backups")
+app.command()(restores.plan)
+app.command()(restores.restore)
+app.command("test-restore")(restores.prove)
+app.command()(work.verify)
+app.command()(restores.runbook)
+app.add_typer(policy.app, name="policy")
+app.command()(work.fsck)
+app.add_typer(catalog, name="catalog")
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that a stopped backup leaves nothing behind."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise StoppedError(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code.
+
+    0 success, 1 failure, 2 wrong usage or invalid configuration, 128 + the signal that stopped it.
+    """
+    try:
+        with _stoppable():
+            app(args=None if argv is None else list(argv), prog_name="backupd")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except KeyboardInterrupt as interrupt:
+        return 128 + (interrupt.number if isinstance(interrupt, StoppedError) else signal.SIGINT)
+    return 0

@@ -1,0 +1,186 @@
+"""Progress of long work on stderr: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TextIO
+
+from backupd.cli.screen import console_for, is_live
+from backupd.model.progress import Progress, Report
+from backupd.model.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+PLAIN_SECONDS = 3.0
+"""At most one plain line per phase in this many seconds."""
+_WINDOW_SECONDS = 10.0
+_SAMPLE_SECONDS = 0.25
+
+
+@dataclass
+class PhaseState:
+    """What is known of one phase. Times are seconds of a monotonic clock."""
+
+    started: float
+    latest: Progress
+    seen: float = 0.0
+    told: float = 0.0
+    samples: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def update(self, progress: Progress, now: float) -> None:
+        self.latest, self.seen = progress, now
+        if not self.samples or now - self.samples[-1][0] >= _SAMPLE_SECONDS:
+            self.samples.append((now, progress.bytes_done))
+            while now - self.samples[0][0] > _WINDOW_SECONDS and len(self.samples) > 2:
+                self.samples.popleft()
+
+    @property
+    def finished(self) -> bool:
+        latest = self.latest
+        return (
+            (latest.bytes_total is not None or latest.files_total is not None)
+            and (latest.bytes_total is None or latest.bytes_done >= latest.bytes_total)
+            and (latest.files_total is None or latest.files_done >= latest.files_total)
+        )
+
+    def rate(self) -> float | None:
+        """Bytes per second over the last ten seconds; the whole phase's when it is over."""
+        if self.finished:
+            elapsed = self.seen - self.started
+            return self.latest.bytes_done / elapsed if elapsed > 0 and self.latest.bytes_done else None
+        if not self.samples:
+            return None
+        then, bytes_then = self.samples[0]
+        moved = self.latest.bytes_done - bytes_then
+        return moved / (self.seen - then) if self.seen - then >= _SAMPLE_SECONDS and moved > 0 else None
+
+    def remaining(self) -> float | None:
+        """Seconds until all bytes are done at the present rate."""
+        rate, total = self.rate(), self.latest.bytes_total
+        return max(total - self.latest.bytes_done, 0) / rate if rate and total is not None else None
+
+    def fraction(self) -> float | None:
+        latest = self.latest
+        if latest.bytes_total:
+            return min(latest.bytes_done / latest.bytes_total, 1.0)
+        if latest.files_total:
+            return min(latest.files_done / latest.files_total, 1.0)
+        return 1.0 if self.finished else None
+
+    def amounts(self) -> list[str]:
+        """Bytes, files, rate and remaining time, as far as they are known."""
+        latest, words = self.latest, []
+        if latest.bytes_done or latest.bytes_total:
+            total = f" of {format_size(latest.bytes_total)}" if latest.bytes_total is not None else ""
+            words.append(format_size(latest.bytes_done) + total)
+        if latest.files_done or latest.files_total:
+            total = f"/{latest.files_total}" if latest.files_total is not None else ""
+            words.append(f"{latest.files_done}{total} files")
+        if rate := self.rate():
+            words.append(f"{format_size(rate)}/s")
+        if not self.finished and (left := self.remaining()) is not None:
+            words.append(f"{_rounded(left)} left")
+        return words
+
+
+def _rounded(seconds: float) -> str:
+    whole = max(round(seconds), 1)
+    return f"{whole}s" if whole < 60 else format_duration(whole)
+
+
+class Phases:
+    """The state of all phases, fed by reports from any thread. Also what rich draws."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, PhaseState] = {}
+        self.lock = threading.Lock()
+
+    def update(self, progress: Progress, now: float) -> tuple[PhaseState, bool]:
+        """Take one report; returns the phase's state and whether the phase is new. Hold the lock."""
+        state = self.states.get(progress.phase)
+        new = state is None
+        if state is None:
+            state = self.states[progress.phase] = PhaseState(started=now, latest=progress)
+        state.update(progress, now)
+        return state, new
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 1, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column(width=16)
+        grid.add_column(overflow="ellipsis", no_wrap=True)
+        with self.lock:
+            for name, state in self.states.items():
+                fraction = state.fraction()
+                bar = ProgressBar(total=1.0, completed=fraction or 0.0, width=16, pulse=fraction is None)
+                words = state.amounts()
+                if state.latest.note:
+                    words.append(state.latest.note)
+                grid.add_row(Text(name), bar, Text(", ".join(words)))
+        yield grid
+
+
+def plain_line(name: str, state: PhaseState) -> str:
+    """``copy: 52 %, 1.2 GiB of 2.3 GiB, 120 files, 250.0 MiB/s, 5s left``"""
+    words = state.amounts()
+    fraction = state.fraction()
+    if fraction is not None and words:
+        words.insert(0, f"{fraction * 100:.0f} %")
+    if state.latest.note:
+        words.append(state.latest.note)
+    return f"{name}: {', '.join(words)}" if words else name
+
+
+@contextmanager
+def reporting(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
+    """A Report that shows progress on ``stream`` (stderr) until the block ends; ``clock`` gives seconds."""
+    stream = stream or sys.stderr
+    phases = Phases()
+    if is_live(stream):
+        from rich.live import Live
+
+        def draw(progress: Progress) -> None:
+            with phases.lock:
+                phases.update(progress, clock())
+
+        with Live(
+            phases,
+            console=console_for(stream),
+            refresh_per_second=8,
+            transient=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ):
+            yield draw
+        return
+
+    def write(name: str, state: PhaseState, now: float) -> None:
+        state.told = now
+        stream.write(plain_line(name, state) + "\n")
+        stream.flush()
+
+    def tell(progress: Progress) -> None:
+        now = clock()
+        with phases.lock:
+            state, new = phases.update(progress, now)
+            if new or now - state.told >= PLAIN_SECONDS:
+                write(progress.phase, state, now)
+
+    try:
+        yield tell
+    finally:
+        with phases.lock:
+            for name, state in phases.states.items():
+                if state.seen > state.told:
+                    write(name, state, state.seen)

@@ -1,0 +1,236 @@
+"""How the values of the application look to people, at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from backupd.cli.screen import Screen
+from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.proof import Proof
+from backupd.model.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from backupd.backup.finding import Finding
+    from restore.plan import Plan
+
+_KINDS = {
+    BackupKind.PHYSICAL_FULL: "full",
+    BackupKind.PHYSICAL_INCREMENTAL: "incr",
+    BackupKind.LOGICAL: "logical",
+}
+_MARKS = {"error": ("FAIL", "bold red"), "warning": ("warn", "yellow"), "ok": ("ok", "green")}
+
+
+def show_backups(screen: Screen, records: Sequence[BackupRecord]) -> None:
+    """One row each, newest as the service orders them. The id starts with the time (UTC) of the backup."""
+    if not records:
+        screen.line("no backups")
+        return
+    screen.table(
+        ("ID", "SERVER", "KIND", "STATE", "DATA", "NEW", "AT"),
+        (
+            (
+                record.id,
+                record.server,
+                _KINDS[record.kind],
+                str(record.state) + (" +kept" if record.pinned else ""),
+                format_size(record.stats.bytes_source),
+                format_size(record.stats.bytes_new),
+                ",".join(
+                    copy.destination + ("" if copy.state == "complete" else "!") for copy in record.copies
+                ),
+            )
+            for record in records
+        ),
+        right=("DATA", "NEW"),
+    )
+
+
+def show_backup(screen: Screen, record: BackupRecord) -> None:
+    """What a finished backup was, and what to watch in it."""
+    stats = record.stats
+    linked = f"{stats.files_linked} of {stats.files} files unchanged" if stats.files else ""
+    screen.facts(
+        (
+            ("backup", record.id),
+            ("server", f"{record.server} ({record.flavour} {record.server_version})"),
+            ("kind", str(record.kind)),
+            ("state", str(record.state)),
+            ("took", format_duration((record.finished_at - record.started_at).total_seconds())),
+            (
+                "data",
+                (
+                    f"{format_size(stats.bytes_source)}; stored {format_size(stats.bytes_stored)}, "
+                    f"of it new {format_size(stats.bytes_new)}"
+                ),
+            ),
+            ("reused", linked),
+            ("position", position_text(record.position.file, record.position.pos, record.position.gtid)),
+            ("copies", ", ".join(f"{copy.destination} ({copy.state})" for copy in record.copies)),
+            ("kept", "yes: it is not deleted by any rule" if record.pinned else ""),
+        )
+    )
+    for warning in record.warnings:
+        screen.warn(warning)
+
+
+def show_findings(screen: Screen, findings: Iterable[Finding]) -> None:
+    """One line for each finding, worst last (it stays in sight); the hint below it."""
+    order = {"ok": 0, "warning": 1, "error": 2}
+    for finding in sorted(findings, key=lambda found: order[str(found.severity)]):
+        mark, style = _MARKS[str(finding.severity)]
+        screen.line(f"{mark:<5} {finding.subject}: {finding.message}", style=style)
+        if finding.hint and str(finding.severity) != "ok":
+            screen.line(f"      -> {finding.hint}")
+
+
+def show_plan(screen: Screen, plan: Plan) -> None:
+    screen.facts(
+        (
+            ("target", plan.target),
+            ("backup", f"{plan.backup_id}: {plan.reason}"),
+            ("chain", " -> ".join(plan.chain) if len(plan.chain) > 1 else ""),
+            ("position", position_text(plan.position.file, plan.position.pos, plan.position.gtid)),
+            ("read from", ", ".join(plan.destinations)),
+            (
+                "to fetch",
+                f"{format_size(plan.bytes_stored)} stored, {format_size(plan.bytes_source)} of data",
+            ),
+            ("estimate", format_duration(plan.seconds)),
+        )
+    )
+    screen.line()
+    screen.table(
+        ("STEP", "WHAT", "BYTES", "TIME", "ESTIMATED FROM"),
+        (
+            (step.name, step.title, format_size(step.bytes), format_duration(step.seconds), step.estimate)
+            for step in plan.steps
+        ),
+        right=("BYTES", "TIME"),
+    )
+    for step in plan.steps:
+        for command in step.commands:
+            screen.line(f"  {step.name}$ {command}")
+    for warning in plan.warnings:
+        screen.warn(warning)
+
+
+def show_restore(screen: Screen, outcome: Mapping[str, Any]) -> None:
+    """A finished restore: its JSON document."""
+    server = outcome["server"]
+    screen.facts(
+        (
+            ("restore", outcome["id"]),
+            ("backup", outcome["backup"]),
+            ("datadir", outcome["datadir"]),
+            ("server", f"runs as process {server['pid']}, socket {server['socket']}" if server else ""),
+        )
+    )
+    screen.line()
+    show_phases(screen, outcome["phases"])
+
+
+def show_phases(screen: Screen, phases: Iterable[Mapping[str, Any]]) -> None:
+    """Phases as in JSON: ``name``, ``seconds``, ``bytes``."""
+    screen.table(
+        ("PHASE", "TIME", "BYTES"),
+        (
+            (
+                phase["name"],
+                format_duration(phase["seconds"]),
+                format_size(phase["bytes"]) if phase["bytes"] else "",
+            )
+            for phase in phases
+        ),
+        right=("TIME", "BYTES"),
+    )
+
+
+def show_proof(screen: Screen, proof: Proof) -> None:
+    failed = proof.outcome == "failed"
+    verdict = {
+        "proved": "proved: restored, checked and equal to the source's witness",
+        "restored": "restored and checked; there was no witness to compare with",
+    }.get(proof.outcome, "FAILED")
+    screen.line(f"{proof.backup_id}: {verdict}", style="bold red" if failed else "green")
+    if proof.error:
+        screen.line(proof.error)
+    screen.facts(
+        (
+            ("server", proof.server),
+            ("target", proof.target),
+            ("took", format_duration(proof.seconds)),
+            ("tables compared", str(proof.tables_compared)),
+            ("proof", proof.id),
+        )
+    )
+    screen.line()
+    show_phases(screen, [phase.as_json() for phase in proof.phases])
+    for check in proof.checks:
+        mark, style = _MARKS[{"passed": "ok", "failed": "error"}.get(check.outcome, "warning")]
+        screen.line(f"{mark:<5} {check.name}" + (f": {check.detail}" if check.detail else ""), style=style)
+
+
+def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
+    """The JSON document of a verification."""
+    damages = outcome["damages"]
+    screen.line(
+        f"{outcome['objects']} objects, {format_size(outcome['bytes'])} read, {len(damages)} damaged",
+        style="bold red" if damages else "green",
+    )
+    for damage in damages:
+        screen.line(f"  {damage['destination']}: {damage['key']}: {damage['problem']}")
+        screen.line(f"    needed by {', '.join(damage['backups']) or 'no backup'}")
+    if damages:
+        screen.line(
+            "-> these backups are marked as damaged; take a full backup now, it stores the data afresh"
+        )
+
+
+def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: bool) -> None:
+    """The JSON document of fsck; ``repaired``: whether it was asked to repair."""
+    for finding in outcome["findings"]:
+        screen.line(_finding_text(finding), style="yellow" if finding["repairable"] else "bold red")
+    for finding in outcome["repaired"]:
+        screen.line(f"repaired: {_finding_text(finding)}", style="green")
+    if outcome["ok"]:
+        screen.line("everything agrees", style="green")
+    elif not repaired and any(finding["repairable"] for finding in outcome["findings"]):
+        screen.line("-> `backupd fsck --repair` mends what can be mended")
+
+
+def _finding_text(finding: Mapping[str, Any]) -> str:
+    return f"{finding['destination']}: {finding['invariant']}: {finding['subject']}: {finding['message']}"
+
+
+def position_text(file: str, pos: int, gtid: str) -> str:
+    """``binlog.000003:4711, GTID 0-1-99``; empty for a server without a binary log."""
+    place = f"{file}:{pos}" if file else ""
+    return ", ".join(part for part in (place, f"GTID {gtid}" if gtid else "") if part)
+
+
+def show_mapping(screen: Screen, document: Mapping[str, Any], *, skip: Iterable[str] = ()) -> None:
+    """The fields of a JSON document for people: nested ones on one line, sizes and times readable."""
+    left_out = set(skip)
+    screen.facts(
+        (name.replace("_", " "), _value_text(name, value))
+        for name, value in document.items()
+        if name not in left_out
+    )
+
+
+def _value_text(name: str, value: Any) -> str:
+    if value is None or (not value and isinstance(value, str | list | dict)):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and (name.startswith("bytes") or name.endswith(("bytes", "_size"))):
+        return f"{format_size(value)} ({value})"
+    if isinstance(value, Mapping):
+        return ", ".join(
+            f"{key} {_value_text(str(key), inner)}" for key, inner in value.items() if inner not in ("", None)
+        )
+    if isinstance(value, list | tuple):
+        return "; ".join(_value_text(name, inner) for inner in value)
+    return str(value)

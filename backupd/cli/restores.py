@@ -1,0 +1,108 @@
+"""Commands of the way back: plan, restore, test-restore, runbook."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from backupd.cli.options import TARGETS, BackupId, Config, Json, Server
+from backupd.cli.session import session
+
+Target = Annotated[str, typer.Option("--to", metavar="TARGET", help=TARGETS, show_default=False)]
+
+
+class Mode(StrEnum):
+    """What the restored server becomes."""
+
+    NEW_SERVER = "new-server"
+    REPLICA = "replica"
+
+
+def plan(
+    context: typer.Context,
+    server: Server,
+    *,
+    target: Target,
+    datadir: Annotated[
+        Path | None,
+        typer.Option(
+            "--datadir", metavar="DIR", show_default=False, help="Also check that it would fit here."
+        ),
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a restore would do, how many bytes it moves and how long it takes. Moves nothing."""
+    with session(context, config, as_json) as run:
+        made = run.service.plan(server, target, datadir.absolute() if datadir else None)
+        run.screen.document(made.as_json())
+        from backupd.cli.render import show_plan
+
+        show_plan(run.screen, made)
+
+
+def restore(
+    context: typer.Context,
+    server: Server,
+    *,
+    target: Target,
+    datadir: Annotated[
+        Path, typer.Option("--datadir", metavar="DIR", show_default=False, help="Must be empty or not exist.")
+    ],
+    start: Annotated[bool, typer.Option("--start", help="Start a database server on it afterwards.")] = False,
+    mode: Annotated[
+        Mode,
+        typer.Option("--mode", help="new-server forgets the replication of the source; replica keeps it."),
+    ] = Mode.NEW_SERVER,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Restore into an empty data directory; a repeated call continues an interrupted one."""
+    from backupd.cli.progress import reporting
+
+    with session(context, config, as_json) as run:
+        with reporting() as report:
+            outcome = run.service.restore(server, target, datadir.absolute(), start, report, mode=mode.value)
+        document = outcome.as_json()
+        run.screen.document(document)
+        from backupd.cli.render import show_restore
+
+        show_restore(run.screen, document)
+
+
+def prove(
+    context: typer.Context,
+    server: Server,
+    *,
+    target: Annotated[
+        str, typer.Option("--to", metavar="TARGET|random", help=f"{TARGETS} | random")
+    ] = "latest",
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Restore onto a throw-away server, check the data, keep the proof."""
+    from backupd.cli.progress import reporting
+
+    with session(context, config, as_json) as run:
+        with reporting() as report:
+            proof = run.service.test_restore(server, target, report)
+        run.screen.document(proof.as_json())
+        from backupd.cli.render import show_proof
+
+        show_proof(run.screen, proof)
+        if proof.outcome == "failed":
+            raise typer.Exit(1)
+
+
+def runbook(
+    context: typer.Context, backup_id: BackupId, config: Config = None, as_json: Json = False
+) -> None:
+    """Print how to restore a backup by hand, with gpg, zstd and the database's own tools."""
+    with session(context, config, as_json) as run:
+        text = run.service.runbook(backup_id)
+        run.screen.document({"id": backup_id, "runbook": text})
+        if not run.screen.as_json:
+            typer.echo(text.rstrip("\n"))

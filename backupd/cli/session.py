@@ -1,0 +1,64 @@
+"""One command's run: the service it asks, where it shows, and how its failure ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from backupd.cli.options import config_path, wants_json
+from backupd.cli.screen import Screen
+from backupd.model.errors import BackupdError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from backupd.app.service import Service
+
+
+class StoppedError(KeyboardInterrupt):
+    """A signal asked this process to end; unwinds everything, as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@dataclass(frozen=True)
+class Session:
+    service: Service
+    screen: Screen
+
+
+def open_service(path: Path) -> AbstractContextManager[Service]:
+    """Open the application. Imported late: ``--help`` and wrong usage need none of it."""
+    from backupd.app.service import Service
+
+    return Service.open(path)
+
+
+@contextmanager
+def guarded(context: typer.Context, as_json: bool) -> Iterator[Screen]:
+    """Run a command that needs no service: errors are shown and become the exit code."""
+    screen = Screen(as_json=wants_json(context, as_json))
+    try:
+        yield screen
+    except BackupdError as error:
+        screen.error(error)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt as interrupt:
+        number = interrupt.number if isinstance(interrupt, StoppedError) else 2
+        sys.stderr.write("interrupted\n")
+        raise typer.Exit(128 + number) from None
+
+
+@contextmanager
+def session(context: typer.Context, config: Path | None, as_json: bool) -> Iterator[Session]:
+    """Run a command with the service of the chosen configuration."""
+    with guarded(context, as_json) as screen, open_service(config_path(context, config)) as service:
+        yield Session(service=service, screen=screen)

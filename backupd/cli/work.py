@@ -1,0 +1,116 @@
+"""Commands that take backups and look after them: check, backup, verify, fsck."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from backupd.cli.options import AnyServer, Config, Json, Server
+from backupd.cli.session import session
+from backupd.model.backup import BackupKind
+
+
+class Kind(StrEnum):
+    FULL = "full"
+    INCREMENTAL = "incremental"
+    LOGICAL = "logical"
+
+    def as_kind(self) -> BackupKind:
+        return {
+            "full": BackupKind.PHYSICAL_FULL,
+            "incremental": BackupKind.PHYSICAL_INCREMENTAL,
+            "logical": BackupKind.LOGICAL,
+        }[self.value]
+
+
+def check(
+    context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False
+) -> None:
+    """Tell everything that would make a backup fail: tools, privileges, keys, destinations."""
+    with session(context, config, as_json) as run:
+        findings = run.service.check(server)
+        run.screen.document([finding.as_json() for finding in findings])
+        from backupd.cli.render import show_findings
+
+        show_findings(run.screen, findings)
+        if any(str(finding.severity) == "error" for finding in findings):
+            raise typer.Exit(1)
+
+
+def backup(
+    context: typer.Context,
+    server: Server,
+    kind: Annotated[Kind, typer.Option("--kind", help="What to take.")] = Kind.FULL,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Take a backup now."""
+    from backupd.cli.progress import reporting
+
+    with session(context, config, as_json) as run:
+        with reporting() as report:
+            record = run.service.backup(server, kind.as_kind(), report)
+        run.screen.document(record.as_json())
+        from backupd.cli.render import show_backup
+
+        show_backup(run.screen, record)
+
+
+def parse_subset(text: str) -> float:
+    """``10%`` becomes 0.1. Raises BadParameter."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if not match or not 0 < float(match.group(1)) <= 100:
+        raise typer.BadParameter(f"{text!r} is not a share: write 10%")
+    return float(match.group(1)) / 100
+
+
+def verify(
+    context: typer.Context,
+    server: AnyServer = None,
+    subset: Annotated[
+        float | None,
+        typer.Option(
+            "--subset",
+            metavar="N%",
+            parser=parse_subset,
+            show_default=False,
+            help="Read this share of the objects, such as 10%, another one each day; all without it.",
+        ),
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Read stored objects again and compare them with their hashes."""
+    from backupd.cli.progress import reporting
+
+    with session(context, config, as_json) as run:
+        with reporting() as report:
+            outcome = run.service.verify(server, subset, report)
+        document = outcome.as_json()
+        run.screen.document(document)
+        from backupd.cli.render import show_damages
+
+        show_damages(run.screen, document)
+        if not outcome.ok:
+            raise typer.Exit(1)
+
+
+def fsck(
+    context: typer.Context,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove leftovers and mend what can be.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Do catalog, manifests and objects agree? Names each rule that is broken."""
+    with session(context, config, as_json) as run:
+        outcome = run.service.fsck(repair=repair)
+        document = outcome.as_json()
+        run.screen.document(document)
+        from backupd.cli.render import show_disagreements
+
+        show_disagreements(run.screen, document, repaired=repair)
+        if not outcome.ok:
+            raise typer.Exit(1)

@@ -1,0 +1,312 @@
+"""Talking SQL to a server: where it is and who asks (``Connection``), an open conversation (``Session``)."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pymysql
+from pymysql.cursors import Cursor, DictCursor
+
+from backupd.engine.defaults import CLIENT_GROUPS, read_option_file
+from backupd.model.errors import ConfigurationError, Problem, ServerError
+
+DEFAULT_SOCKET = "/run/mysqld/mysqld.sock"
+DEFAULT_PORT = 3306
+
+ACCESS_DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1698})
+"""Error numbers that mean: this account may not."""
+
+_NO_SOCKET = 2002
+
+_HINTS: Mapping[int, str] = {
+    1040: "the server has no free connection slot: raise max_connections or close idle clients",
+    1044: "grant the account what it needs; `backupd check` names each missing privilege",
+    1045: "wrong user or password: look at defaults_file, user and password_file of this server",
+    1129: "the server blocked this host after too many failures: run FLUSH HOSTS there",
+    1130: "the server does not accept this account from this host",
+    1142: "grant the account what it needs; `backupd check` names each missing privilege",
+    1205: "somebody else holds the lock: SHOW PROCESSLIST names them",
+    1227: "grant the account what it needs; `backupd check` names each missing privilege",
+    1698: "the account logs in as an operating system user only: run as that user, or give it a password",
+    2002: "is the server running, and is the socket path right?",
+    2003: "is the server running, and are host and port right?",
+    2005: "the host name cannot be resolved",
+    2006: "the server closed the connection: look at its error log",
+    2013: "the server closed the connection: look at its error log",
+    3159: "the server accepts encrypted connections only: set ssl-ca in the defaults file",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where a server is and as whom to ask. ``socket`` wins over ``host``; ``connect_timeout`` in seconds.
+
+    ``ssl`` holds the clients' own option names without their prefix: ``ca``, ``cert``, ``key``, ``capath``,
+    ``cipher``, ``verify-server-cert`` (any value). Passwords never appear in ``repr``.
+    """
+
+    socket: str = ""
+    host: str = ""
+    port: int = DEFAULT_PORT
+    user: str = ""
+    password: str = field(default="", repr=False)
+    ssl: Mapping[str, str] = field(default_factory=dict)
+    connect_timeout: float = 10.0
+
+    @classmethod
+    def from_config(
+        cls,
+        *,
+        socket: str | Path | None = None,
+        host: str | None = None,
+        port: int | None = None,
+        user: str | None = None,
+        password_file: Path | None = None,
+        defaults_file: Path | None = None,
+        groups: Iterable[str] = CLIENT_GROUPS,
+    ) -> Self:
+        """Join what the configuration says with its option file; what is said directly wins.
+
+        As with the clients, no host, or ``localhost`` without ``port``, means the socket. A relative socket
+        is made absolute: the physical tools change their folder. Raises ConfigurationError with every
+        problem.
+        """
+        problems: list[Problem] = []
+        options = None
+        if defaults_file is not None:
+            options = read_option_file(defaults_file, frozenset(groups))
+            problems += options.problems
+
+        def from_file(*names: str) -> str:
+            return options.value(*names) if options else ""
+
+        password = from_file("password")
+        if password_file is not None:
+            try:
+                password = _first_line(password_file)
+            except (OSError, ValueError) as error:
+                problems.append(Problem(str(password_file), None, "", f"no password in it: {error}"))
+        host = host or ("" if socket else from_file("host"))
+        told_port = port if port is not None else _port(from_file("port"), defaults_file, problems)
+        path = str(socket or "") or ("" if host not in ("", "localhost") else from_file("socket"))
+        if host in ("", "localhost") and not path and (port is None or not host):
+            path = DEFAULT_SOCKET
+        if problems:
+            raise ConfigurationError(problems)
+        return cls(
+            socket=str(Path(path).absolute()) if path else "",
+            host="" if path else host,
+            port=told_port or DEFAULT_PORT,
+            user=user or from_file("user"),
+            password=password,
+            ssl={} if path or options is None else _ssl(options.options),
+        )
+
+    @property
+    def address(self) -> str:
+        """For people: ``/run/mysqld/mysqld.sock`` or ``db1:3306``."""
+        return self.socket or f"{self.host}:{self.port}"
+
+    def option_groups(self) -> dict[str, dict[str, str | None]]:
+        """What an external program must find in its option file to reach the same server as the same account.
+
+        One ``[client]`` group, which every client program and both physical tools read, with the password.
+        """
+        client: dict[str, str | None] = {}
+        if self.user:
+            client["user"] = self.user
+        if self.password:
+            client["password"] = self.password
+        if self.socket:
+            client["socket"] = self.socket
+        else:
+            client |= {"host": self.host, "port": str(self.port)}
+            if self.host == "localhost":
+                client["protocol"] = "tcp"  # a client takes this one name for "the socket"
+        client |= {f"ssl-{name}": value or None for name, value in self.ssl.items()}
+        return {"client": client}
+
+    def connect(self) -> Session:
+        """Open a session. Raises ServerError."""
+        return Session(self)
+
+
+class Session:
+    """One open connection, autocommit on, texts in utf8mb4. A context manager; for one thread at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        where: dict[str, Any] = (
+            {"unix_socket": connection.socket}
+            if connection.socket
+            else {"host": connection.host, "port": connection.port, **_ssl_arguments(connection.ssl)}
+        )
+        raw: Any = pymysql.connect(
+            user=connection.user or None,
+            # bytes, because PyMySQL would encode text as Latin-1 and fail on every other letter of a password
+            password=connection.password.encode(),
+            charset="utf8mb4",
+            autocommit=True,
+            connect_timeout=max(1, round(connection.connect_timeout)),
+            defer_connect=True,
+            **where,
+        )
+        try:
+            if connection.socket:
+                # Opened here, because PyMySQL loses the descriptor of a socket on which nobody listens.
+                opened = _open_socket(connection.socket, connection.connect_timeout)
+                raw._secure = True  # noqa: SLF001 - as it does itself: passwords may go over this one in clear
+                raw.connect(opened)
+            else:
+                raw.connect()
+        except (pymysql.err.Error, OSError) as error:
+            raise _server_error(f"cannot connect to the server at {connection.address}", error) from error
+        self._raw = raw
+
+    @property
+    def thread_id(self) -> int:
+        """The connection id that the other end gave in its greeting."""
+        return int(self._raw.thread_id())
+
+    @property
+    def greeting(self) -> str:
+        """The version that the other end gave in its greeting."""
+        return str(self._raw.get_server_info())
+
+    @property
+    def peer_pid(self) -> int:
+        """Process id at the other end of the socket; 0 over TCP or when it lives in another pid namespace."""
+        if not self.connection.socket:
+            return 0
+        raw: socket.socket = self._raw._sock  # noqa: SLF001 - PyMySQL has no other way to it
+        credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[0])
+
+    def query(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+        """All rows. Raises ServerError."""
+        return list(self._run(Cursor, sql, args))
+
+    def records(self, sql: str, *args: Any) -> list[dict[str, Any]]:
+        """All rows with their column names. Raises ServerError."""
+        return list(self._run(DictCursor, sql, args))
+
+    def scalar(self, sql: str, *args: Any) -> Any:
+        """The first column of the first row, or None without a row. Raises ServerError."""
+        rows = self.query(sql, *args)
+        return rows[0][0] if rows else None
+
+    def execute(self, sql: str, *args: Any) -> None:
+        """Run a statement whose rows nobody wants. Raises ServerError."""
+        self._run(Cursor, sql, args)
+
+    def ping(self) -> None:
+        """Is the server still there? Raises ServerError; never reconnects."""
+        try:
+            self._raw.ping(reconnect=False)
+        except (pymysql.err.Error, OSError) as error:
+            raise _server_error(f"lost the server at {self.connection.address}", error) from error
+
+    def close(self) -> None:
+        if self._raw.open:
+            self._raw.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, cursor_class: type[Any], sql: str, args: Sequence[Any]) -> Sequence[Any]:
+        try:
+            with self._raw.cursor(cursor_class) as cursor:
+                # None keeps a literal % of statements without arguments from being read as a placeholder.
+                cursor.execute(sql, tuple(args) or None)
+                rows: Sequence[Any] = cursor.fetchall()
+                return rows
+        except (pymysql.err.Error, OSError) as error:
+            raise _server_error(
+                f"the server at {self.connection.address} refused a statement", error, statement=sql
+            ) from error
+
+
+def error_code(error: ServerError) -> int:
+    """The server's (or client library's) error number behind ``error``; 0 when there is none."""
+    cause = error.__cause__
+    if isinstance(cause, pymysql.err.Error) and cause.args and isinstance(cause.args[0], int):
+        return cause.args[0]
+    return 0
+
+
+def is_denied(error: ServerError) -> bool:
+    """Did the account lack a privilege?"""
+    return error_code(error) in ACCESS_DENIED
+
+
+def quote_name(*names: str) -> str:
+    """```shop`.`or``der` ``: identifiers as they may stand in any statement, whatever the sql_mode."""
+    return ".".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
+def _server_error(message: str, error: pymysql.err.Error | OSError, *, statement: str = "") -> ServerError:
+    arguments = error.args
+    code = arguments[0] if arguments and isinstance(arguments[0], int) else 0
+    if isinstance(error, OSError):
+        code = _NO_SOCKET
+    text = str(arguments[1]) if len(arguments) > 1 else str(error)
+    detail = f"{text} (error {code})" if code else text
+    if statement:
+        detail += f" at: {' '.join(statement.split())[:200]}"
+    return ServerError(message, detail=detail, hint=_HINTS.get(code, ""))
+
+
+def _open_socket(path: str, timeout: float) -> socket.socket:
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        opened.settimeout(timeout)
+        opened.connect(path)
+        opened.settimeout(None)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _first_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if not lines or not lines[0]:
+        raise ValueError("its first line is empty")
+    return lines[0]
+
+
+def _port(text: str, file: Path | None, problems: list[Problem]) -> int:
+    if not text:
+        return 0
+    if text.isdecimal() and 0 < int(text) < 65536:
+        return int(text)
+    problems.append(Problem(str(file), None, "port", f"{text!r} is not a port number"))
+    return 0
+
+
+_SSL_NAMES = ("ca", "capath", "cert", "key", "cipher", "verify-server-cert")
+
+
+def _ssl(options: Iterable[Any]) -> dict[str, str]:
+    wanted = {f"ssl-{name}": name for name in _SSL_NAMES}
+    return {wanted[option.name]: option.value or "" for option in options if option.name in wanted}
+
+
+def _ssl_arguments(ssl: Mapping[str, str]) -> dict[str, Any]:
+    if not ssl:
+        return {}
+    arguments: dict[str, Any] = {f"ssl_{name}": ssl[name] for name in ("ca", "cert", "key") if ssl.get(name)}
+    if "verify-server-cert" in ssl and ssl["verify-server-cert"].lower() not in ("0", "off", "false"):
+        arguments |= {"ssl_verify_cert": True, "ssl_verify_identity": True}
+    return arguments

@@ -1,0 +1,179 @@
+"""Tablespaces outside the datadir: finding them in a fetched backup, and giving them a place of their own.
+
+What was measured with MariaDB 10.11.19, source alive on the same host, strace on prepare and on the started server:
+
+* mariadb-backup streams ``shop/t.ibd`` (the data, in the schema's folder) and ``shop/t.isl`` (a text file: the absolute
+  path at the source). A MyISAM table with DATA DIRECTORY comes as plain files in its place; an Aria table with DATA
+  DIRECTORY makes the tool fail ("aria_read data from ... failed with error 9"). External undo, redo and system
+  tablespaces come flattened into the top folder.
+* ``--prepare`` opens only files in the target, also when the redo log names the live file and the .isl is there. So
+  prepare needs no remapping; it is confined all the same.
+* **A started server opens what the .isl names**: the live source's file, read-write. So the .isl must change before
+  the first start.
+* Without the .isl, or with one that names the file's place in the schema's folder, all tables can be read, but the
+  first ALTER of such a table crashes the server (the dictionary says DATA DIRECTORY, no path is known). With one that
+  names a place elsewhere *inside* the datadir, ALTER fails with error 1210 and the folder shows up as a schema. A
+  relative path crashes too. With an absolute path outside the datadir everything works: ALTER, TRUNCATE, RENAME, DROP.
+* backup-my.cnf keeps ``innodb_undo_directory`` of the source: prepare ignores it, a server must not be given it.
+
+Hence ``remap``, between prepare and the first start: data to a folder beside the datadir, .isl rewritten. On MySQL 8
+and later the dictionary itself holds the paths; that is for the day its tool is supported.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from backupd.model.errors import DamagedError, RefusedError
+
+LINK_SUFFIX = ".isl"
+_DATA_SUFFIX = ".ibd"
+_UNPREPARED_SUFFIXES = (".new", ".ibd.delta")
+_LINK_LIMIT = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalTablespace:
+    """``link`` and ``data``: paths of the .isl and .ibd relative to the backup's folder. ``source``: absolute path of
+    the data on the source's host."""
+
+    link: str
+    data: str
+    source: str
+
+    @property
+    def source_folder(self) -> str:
+        """The DATA DIRECTORY at the source: ``source`` without schema and file."""
+        return str(PurePosixPath(self.source).parent.parent)
+
+
+def find_external(base: Path) -> tuple[ExternalTablespace, ...]:
+    """The tablespaces in ``base`` (a fetched backup, prepared or not) that lay outside the source's datadir.
+
+    Raises DamagedError for a link that is not readable or whose data is not in the backup.
+    """
+    found: list[ExternalTablespace] = []
+    damages: list[str] = []
+    for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
+        name = link.relative_to(base).as_posix()
+        source = link.read_bytes()[:_LINK_LIMIT].rstrip(b"\r\n\0 ")
+        text = os.fsdecode(source)
+        if not text.startswith("/") or b"\0" in source or ".." in PurePosixPath(text).parts:
+            damages.append(f"{name} does not name an absolute path: {text[:200]!r}")
+            continue
+        stem = name.removesuffix(LINK_SUFFIX)
+        if not any((base / f"{stem}{suffix}").is_file() for suffix in (_DATA_SUFFIX, *_UNPREPARED_SUFFIXES)):
+            damages.append(f"{name} names {text}, but {stem}{_DATA_SUFFIX} is not in the backup")
+            continue
+        found.append(ExternalTablespace(name, stem + _DATA_SUFFIX, text))
+    if damages:
+        raise DamagedError("tablespaces outside the datadir are not complete", damages,
+                           hint="fetch the backup again; without them the server would open files of its source")
+    return tuple(found)
+
+
+def remap(base: Path, *, store: Path, final: Path | None = None) -> tuple[ExternalTablespace, ...]:
+    """Move the external tablespaces of the prepared backup in ``base`` to ``store`` and make the links name them.
+
+    ``store`` must be on the same file system as ``base`` (files are renamed), not inside it and not inside the future
+    datadir; it is made when there is something for it. ``final``: the path that ``store`` will have when the server
+    starts, if that is another. Each source folder gets a folder of its own (``1``, ``2`` ... in the order of their
+    names). Safe to repeat after an interruption. Returns what was there, with ``source`` as it was at the source (after
+    a repetition: as far as it still was).
+
+    Call ``assert_local`` before a server is started. Raises RefusedError for a ``store`` inside ``base``, DamagedError
+    as ``find_external`` does.
+    """
+    final = final or store
+    if not final.is_absolute():
+        raise RefusedError(f"{final} is not absolute", hint="MariaDB reads the path of a link from its own folder")
+    if base == store or base in store.parents:
+        raise RefusedError(f"{store} lies inside {base}: MariaDB allows no DATA DIRECTORY inside its datadir",
+                           hint="choose a folder beside it")
+    pending = _pending(base, final)
+    folders = sorted({tablespace.source_folder for tablespace in pending})
+    taken = _taken(store)
+    numbers = {folder: str(taken + number) for number, folder in enumerate(folders, start=1)}
+    for tablespace in pending:
+        within = PurePosixPath(numbers[tablespace.source_folder]) / tablespace.data
+        target = store / within
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # The link first: a server that starts on a half-done remap finds no file, instead of its source's.
+        _write_link(base / tablespace.link, final / within)
+        os.rename(base / tablespace.data, target)
+    _finish_interrupted(base, store, final)
+    return pending
+
+
+def assert_local(base: Path, allowed: Path) -> None:
+    """Does every link in ``base`` lead to an existing file below ``allowed``, and no symbolic link out of ``base``?
+
+    The last look before a server is started. Raises RefusedError naming what leads elsewhere.
+    """
+    astray: list[str] = []
+    for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
+        path = Path(os.fsdecode(link.read_bytes().rstrip(b"\r\n\0 ")))
+        if allowed not in path.parents or ".." in path.parts or not path.is_file():
+            astray.append(f"{link.relative_to(base)} leads to {path}")
+    for path in sorted(base.rglob("*")):
+        if path.is_symlink() and base.resolve() not in path.resolve().parents:
+            astray.append(f"{path.relative_to(base)} is a link to {path.readlink()}")
+    if astray:
+        raise RefusedError(f"files of {base} lie elsewhere; a server started on it would open them",
+                           detail="\n".join(astray[:50]), hint="remap the external tablespaces first")
+
+
+def _pending(base: Path, final: Path) -> tuple[ExternalTablespace, ...]:
+    """External tablespaces whose link does not lead to ``final`` yet."""
+    done = {link for link in base.glob(f"*/*{LINK_SUFFIX}") if final in _leads_to(link).parents}
+    if not done:
+        return find_external(base)
+    hidden = {link.relative_to(base).as_posix() for link in done}
+    return tuple(t for t in _tolerant(base, hidden) if t.link not in hidden)
+
+
+def _tolerant(base: Path, hidden: set[str]) -> tuple[ExternalTablespace, ...]:
+    found = []
+    for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
+        name = link.relative_to(base).as_posix()
+        if name not in hidden:
+            found.append(ExternalTablespace(name, name.removesuffix(LINK_SUFFIX) + _DATA_SUFFIX, str(_leads_to(link))))
+    return tuple(found)
+
+
+def _finish_interrupted(base: Path, store: Path, final: Path) -> None:
+    """Data whose link was rewritten but which was not moved before an interruption."""
+    for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
+        data = link.with_suffix(_DATA_SUFFIX)
+        path = _leads_to(link)
+        if final in path.parents and data.is_file():
+            target = store / path.relative_to(final)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(data, target)
+
+
+def _taken(store: Path) -> int:
+    """The highest number that a folder in ``store`` has."""
+    numbers = [int(entry.name) for entry in store.iterdir() if entry.name.isdecimal()] if store.is_dir() else []
+    return max(numbers, default=0)
+
+
+def _leads_to(link: Path) -> Path:
+    return Path(os.fsdecode(link.read_bytes().rstrip(b"\r\n\0 ")))
+
+
+def _write_link(link: Path, target: Path) -> None:
+    """Replace the link's text in one step; its owner and mode stay."""
+    status = link.stat()
+    fresh = link.with_name(link.name + "~")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(os.fsencode(target))
+        file.flush()
+        os.fsync(file.fileno())
+    os.chmod(fresh, status.st_mode & 0o7777)
+    if os.geteuid() == 0:
+        os.chown(fresh, status.st_uid, status.st_gid)
+    os.rename(fresh, link)

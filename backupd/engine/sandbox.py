@@ -1,0 +1,78 @@
+"""Confining programs that work on copies of a server's files.
+
+Such files name places of their source: tablespaces elsewhere, undo and redo folders, sockets, hosts to replicate from.
+On the source's own host a tool that follows such a name writes into live data. Inside the sandbox there is nothing to
+follow: the programs' own folders read-only, the folders given, no network, no other process, no socket of anybody.
+
+Measured with bubblewrap 0.8 as root: it makes the parents of a bind mount 0700 root, so they are made first;
+``setpriv`` has to come inside (bwrap needs root for its mounts, the server must not have it); all that costs 6 ms.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from backupd.model.errors import BackupdError
+from backupd.process.command import Command, find_account, locate
+from backupd.process.run import run
+
+_PROGRAM_FOLDERS = ("/usr", "/etc", "/opt", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+
+@functools.cache
+def is_available() -> bool:
+    """Can this process confine others? Not without bubblewrap, nor inside many containers."""
+    try:
+        return run(Command((*_frame((), ()), "--", "true")), check=False, timeout=20).returncode == 0
+    except BackupdError:
+        return False
+
+
+def confine(
+    command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), setpriv: bool = True
+) -> Command:
+    """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all there is
+    besides the programs; no network. ``command.user`` takes effect inside when ``setpriv``."""
+    program = Path(command.located())
+    places = [*readable, *_program_places(program)]
+    argv = [*_frame(writable, places), "--chdir", str(command.cwd or "/"), "--"]
+    if command.user is not None and setpriv and os.geteuid() == 0:
+        argv += ["setpriv", "--reuid", command.user, "--regid", _group(command.user), "--init-groups",
+                 "--no-new-privs", "--"]
+    return replace(command, argv=(*argv, str(program), *command.argv[1:]), user=None, cwd=None)
+
+
+def _frame(writable: Iterable[Path], readable: Iterable[Path]) -> list[str]:
+    argv = [locate("bwrap"), "--die-with-parent", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+    for folder in _PROGRAM_FOLDERS:
+        argv += ["--ro-bind-try", folder, folder]
+    argv += ["--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", "/tmp",  # noqa: S108  inside the sandbox
+             "--perms", "0755", "--tmpfs", "/run"]
+    mounts = [(path, "--ro-bind") for path in readable] + [(path, "--bind") for path in writable]
+    made: set[Path] = set()
+    # Outer folders first: a mount hides what was mounted below it before.
+    for path, kind in sorted(mounts, key=lambda mount: len(mount[0].parts)):
+        for parent in reversed(path.parents[:-1]):
+            if parent not in made and not _is_program_folder(parent):
+                made.add(parent)
+                argv += ["--perms", "0755", "--dir", str(parent)]
+        argv += [kind, str(path), str(path)]
+    return argv
+
+
+def _program_places(program: Path) -> list[Path]:
+    """The folder of a program that is not where programs usually are."""
+    places = {program.parent, program.resolve().parent}
+    return [place for place in places if not _is_program_folder(place)]
+
+
+def _is_program_folder(path: Path) -> bool:
+    return any(path == Path(folder) or Path(folder) in path.parents for folder in _PROGRAM_FOLDERS)
+
+
+def _group(user: str) -> str:
+    return str(find_account(user).pw_gid)

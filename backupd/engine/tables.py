@@ -1,0 +1,95 @@
+"""The tables of a server: their names, engines and sizes, as its information schema lists them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from backupd.engine.client import Session, quote_name
+
+SYSTEM_SCHEMAS = ("information_schema", "mysql", "performance_schema", "sys")
+
+_QUOTED = re.compile(r"`((?:[^`]|``)+)`\.`((?:[^`]|``)+)`")
+
+_TABLES = """
+SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, COALESCE(DATA_LENGTH, 0) + COALESCE(INDEX_LENGTH, 0),
+       CREATE_TIME, COALESCE(CREATE_OPTIONS, '')
+FROM information_schema.TABLES
+WHERE TABLE_TYPE <> 'VIEW' AND TABLE_TYPE <> 'SYSTEM VIEW' AND TABLE_TYPE NOT LIKE '%TEMPORARY%'
+"""
+
+_DEFINITIONS = """
+SELECT TABLE_SCHEMA, TABLE_NAME, CAST(SUM(CRC32(CONCAT_WS('|', ORDINAL_POSITION, COLUMN_NAME, COLUMN_TYPE,
+       COALESCE(COLUMN_DEFAULT, '-'), IS_NULLABLE, COALESCE(COLLATION_NAME, '-')))) AS UNSIGNED)
+FROM information_schema.COLUMNS
+"""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """A table's schema and name. As text both are quoted with backticks: ```shop`.`orders` ``."""
+
+    schema: str
+    table: str
+
+    def __str__(self) -> str:
+        return quote_name(self.schema, self.table)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what ``str`` wrote. Raises ValueError."""
+        match = _QUOTED.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a quoted table name")
+        return cls(match.group(1).replace("``", "`"), match.group(2).replace("``", "`"))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One base table or sequence. ``engine`` is empty for a table that the server cannot open.
+
+    ``size``: bytes of data and indexes as the engine estimates them. ``created_at``: naive, the server's
+    clock; on MariaDB the moment of the last change of definition.
+    """
+
+    name: TableName
+    kind: str
+    engine: str
+    size: int
+    created_at: datetime | None
+    options: str
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.kind == "SEQUENCE"
+
+    @property
+    def is_system(self) -> bool:
+        return self.name.schema.lower() in SYSTEM_SCHEMAS
+
+
+def list_tables(session: Session) -> list[Table]:
+    """Every table that the account may see, no views, by name. Raises ServerError."""
+    return sorted(
+        (
+            Table(TableName(schema, name), str(kind), engine or "", int(size), created_at, options)
+            for schema, name, kind, engine, size, created_at, options in session.query(_TABLES)
+        ),
+        key=lambda table: table.name,
+    )
+
+
+def definitions(session: Session, table: TableName | None = None) -> dict[TableName, int]:
+    """A number per table that changes with its columns (of all user tables, or of ``table`` alone).
+
+    An instant ALTER TABLE keeps a table's pages and its identity, so nothing else tells an old snapshot
+    that it now reads the old rows through new columns.
+    """
+    args: tuple[str, ...] = SYSTEM_SCHEMAS
+    where = f"WHERE TABLE_SCHEMA NOT IN ({', '.join(['%s'] * len(args))})"
+    if table is not None:
+        where, args = "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s", (table.schema, table.table)
+    rows = session.query(f"{_DEFINITIONS} {where} GROUP BY TABLE_SCHEMA, TABLE_NAME", *args)
+    return {TableName(schema, name): int(number) for schema, name, number in rows}

@@ -1,0 +1,358 @@
+"""Programs joined by pipes, whose end of file is a promise.
+
+A tool that dies halfway closes its stdout, and a reader who takes that for the end commits a truncated
+object. Here the end is reported only after every program has exited with 0; otherwise reading raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from backupd.model.errors import CancelledError, ToolError
+from backupd.process.command import Command
+from backupd.process.stderr import StderrReader
+from backupd.process.supervise import Child, spawn, stop
+
+PIPE_SIZE = 1024 * 1024
+"""Bytes that the kernel holds in one pipe: the most an unprivileged process may ask for."""
+LINGER_SECONDS = 60.0
+"""How long a program may live on after the end of the output."""
+_TICK_MS = 200
+_SETTLE_SECONDS = 1.0
+"""How long the neighbours of a failed program have to fail on their own before they are ended."""
+_TAIL_LINES = 20
+
+Feed = Callable[[BinaryIO], None]
+
+
+class Pipeline:
+    """Run ``commands`` so that each reads what the one before it writes; read the last one's output here.
+
+    Use as a context manager: programs start on entering; leaving, at any moment and for any reason, leaves no
+    process. ``read`` and ``readinto`` belong to one thread, ``kill`` and ``stderr_tail`` to any.
+
+    ``feed``, if given, runs in a thread of its own and writes the first program's input; its return is the
+    input's end. What it raises is raised by reading (BrokenPipeError excepted: then the program that stopped
+    reading is to blame). Without ``feed`` the first program reads nothing. ``log``: file (0600, appended) for
+    all stderr, redacted. ``on_stderr`` is called with each line as it was printed, from a thread; it may hold
+    secrets. ``cancel``: when set, reading raises CancelledError. ``timeout``: seconds from the start;
+    ``idle_timeout``: seconds without a byte of output; both raise ToolError. ``pass_fds``: descriptors that
+    the programs inherit.
+    """
+
+    def __init__(
+        self, commands: Sequence[Command], *, log: Path | None = None,
+        on_stderr: Callable[[str], None] | None = None, feed: Feed | None = None,
+        cancel: threading.Event | None = None, timeout: float | None = None,
+        idle_timeout: float | None = None, pass_fds: Sequence[int] = (), pipe_size: int = PIPE_SIZE,
+    ) -> None:
+        if not commands:
+            raise ValueError("a pipeline needs at least one command")
+        self._commands = tuple(commands)
+        self._log, self._on_stderr, self._feed, self._cancel = log, on_stderr, feed, cancel
+        self._timeout, self._idle_timeout = timeout, idle_timeout
+        self._pass_fds, self._pipe_size = tuple(pass_fds), pipe_size
+        self._killed = threading.Event()
+        self._children: list[Child] = []
+        self._stderr: StderrReader | None = None
+        self._output: io.FileIO | None = None
+        self._poll = select.poll()
+        self._feeder: threading.Thread | None = None
+        self._feed_error: BaseException | None = None
+        self._feed_cut = False
+        self._exited = False
+        self._finished = False
+        self._error: BaseException | None = None
+        self._started = self._last_byte = 0.0
+
+    def __enter__(self) -> Pipeline:
+        """Start everything. Raises ToolMissingError before anything runs, ToolError if a program cannot be
+        started."""
+        for command in self._commands:
+            command.located()
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self._end()
+
+    # -- reading
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        """Fill the front of ``buffer``; the number of bytes read, 0 at the end that is a promise.
+
+        Raises ToolError naming the program to blame with its last lines, CancelledError, or what ``feed`` or
+        ``on_stderr`` raised. After an error every further call raises it again.
+        """
+        if self._output is None:
+            raise ValueError("the pipeline is not running")
+        if len(buffer) == 0:
+            raise ValueError("nothing can be read into an empty buffer")
+        if self._error is not None:
+            raise self._error
+        if self._finished:
+            return 0
+        try:
+            self._await_output()
+            count = self._output.readinto(buffer)
+            if count:
+                self._last_byte = time.monotonic()
+                return count
+            self._finish()
+        except BaseException as failure:
+            self._error = failure
+            raise
+        self._finished = True
+        return 0
+
+    def read(self, size: int) -> bytes:
+        """At least one and at most ``size`` bytes, ``b""`` at the end; see ``readinto``."""
+        buffer = bytearray(size)
+        count = self.readinto(buffer)
+        return bytes(memoryview(buffer)[:count])
+
+    def chunks(self, size: int = PIPE_SIZE) -> Iterator[memoryview]:
+        """All that is left, in views of one reused buffer: each is valid until the next is asked for."""
+        buffer = memoryview(bytearray(size))
+        while count := self.readinto(buffer):
+            yield buffer[:count]
+
+    def drain(self) -> None:
+        """Read to the end and drop it: for programs that are run for their effect. Raises as ``readinto``
+        does."""
+        for _ in self.chunks():
+            pass
+
+    # -- from any thread
+
+    def kill(self) -> None:
+        """End all programs; whoever reads gets CancelledError."""
+        self._killed.set()
+        for child in list(self._children):
+            child.send(signal.SIGINT)  # the reader follows up with SIGKILL, see stop()
+
+    def stderr_tail(self, program: str, lines: int = _TAIL_LINES) -> str:
+        """The last lines that ``program`` (the name in its Command) printed, redacted; empty if it said
+        nothing."""
+        for index, command in enumerate(self._commands):
+            if command.program == program and self._stderr is not None:
+                return self._stderr.tail(index, lines)
+        return ""
+
+    @property
+    def returncodes(self) -> tuple[int | None, ...]:
+        """Exit code of each program (negative: signal), None while it runs."""
+        return tuple(child.poll() for child in self._children)
+
+    @property
+    def exited(self) -> bool:
+        """Reading came to the end and every program had exited by itself, well or badly."""
+        return self._exited
+
+    # -- inside
+
+    def _start(self) -> None:
+        self._started = self._last_byte = time.monotonic()
+        # Every end that is still in here is closed in the end, so that it lives in exactly one program: else
+        # a reader that died would not be noticed by its writer, which then waits for ever on a full pipe.
+        ours: set[int] = set()
+
+        def pipe() -> tuple[int, int]:
+            ends = os.pipe2(os.O_CLOEXEC)
+            ours.update(ends)
+            with contextlib.suppress(OSError):  # over the user's limit: slower, not wrong
+                fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, self._pipe_size)
+            return ends
+
+        try:
+            voices = [pipe() for _ in self._commands]
+            self._stderr = StderrReader([command.program for command in self._commands],
+                                        [ear for ear, _ in voices], log=self._log, on_line=self._on_stderr)
+            ours.difference_update(ear for ear, _ in voices)
+            self._stderr.start()
+            if self._feed is not None:
+                source, inlet = pipe()
+            else:
+                source = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                ours.add(source)
+            for command, (_, mouth) in zip(self._commands, voices, strict=True):
+                output, target = pipe()
+                self._children.append(spawn(command, stdin=source, stdout=target, stderr=mouth,
+                                            pass_fds=self._pass_fds))
+                source = output
+            self._output = io.FileIO(source, "rb")
+            ours.discard(source)
+            self._poll.register(source, select.POLLIN)
+            if self._feed is not None:
+                ours.discard(inlet)
+        finally:
+            for descriptor in ours:
+                os.close(descriptor)
+        if self._feed is not None:
+            self._feeder = threading.Thread(target=self._write, args=(self._feed, inlet), name="feed",
+                                            daemon=True)
+            self._feeder.start()
+
+    def _write(self, feed: Feed, inlet: int) -> None:
+        sink = io.BufferedWriter(io.FileIO(inlet, "wb"), 64 * 1024)
+        try:
+            feed(sink)
+            sink.flush()
+        except BrokenPipeError:
+            self._feed_cut = True  # mostly the program's exit code tells why
+        except BaseException as error:  # noqa: BLE001  not hidden: reading raises it
+            self._feed_error = error
+            # The end of the input must not look like a good one to the program: end it first.
+            self._stop_children()
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                sink.close()
+
+    def _await_output(self) -> None:
+        """Return when there is output or its end; raise when asked to stop, or when it will never come."""
+        while True:
+            self._check_stop()
+            if self._poll.poll(_TICK_MS):
+                return
+            if any(child.poll() not in (0, None) for child in self._children):
+                # A neighbour that sits idle would never notice: its reader is gone, and it writes nothing.
+                if not self._poll.poll(int(_SETTLE_SECONDS * 1000)):
+                    self._finish()
+                return
+
+    def _check_stop(self) -> None:
+        if self._killed.is_set() or (self._cancel is not None and self._cancel.is_set()):
+            self._stop_children()
+            raise CancelledError(f"{self._names} was stopped on request")
+        if self._feed_error is not None:
+            raise self._feed_error
+        if self._stderr is not None and self._stderr.failure is not None:
+            self._stop_children()
+            raise self._stderr.failure
+        now = time.monotonic()
+        for limit, since, what in ((self._timeout, self._started, "did not finish"),
+                                   (self._idle_timeout, self._last_byte, "wrote nothing")):
+            if limit is not None and now - since > limit:
+                codes = self.returncodes
+                self._stop_children()
+                raise ToolError(f"{self._names} {what} within {limit:g} s and was stopped",
+                                detail=self._evidence(codes),
+                                hint="see what it waits for (locks, disk, network), then try again")
+
+    def _finish(self) -> None:
+        """The output has ended: wait for every program, and raise unless all is well."""
+        deadline = time.monotonic() + LINGER_SECONDS
+        failed_at: float | None = None
+        while True:
+            codes = self.returncodes
+            if None not in codes:
+                break
+            self._check_stop()
+            now = time.monotonic()
+            if failed_at is None and any(code not in (0, None) for code in codes):
+                failed_at = now
+            if now > deadline or (failed_at is not None and now > failed_at + _SETTLE_SECONDS):
+                break
+            running = next(child for child, code in zip(self._children, codes, strict=True) if code is None)
+            running.wait(0.05)
+        self._stop_children()
+        if self._stderr is not None:
+            self._stderr.finish()
+        if self._feeder is not None:
+            while self._feeder.is_alive() and not any(codes) and None not in codes:
+                self._feeder.join(0.2)
+                self._check_stop()
+        self._check_stop()
+        self._exited = None not in codes
+        if any(code != 0 for code in codes):
+            raise self._blame(codes)
+        if self._feed_cut:
+            raise ToolError(f"{self._commands[0].program} stopped reading its input before the end",
+                            detail=self._evidence(codes, first=0))
+
+    def _blame(self, codes: Sequence[int | None]) -> ToolError:
+        """The error that names the culprit: the first that failed on its own.
+
+        A program that failed because its reader went away says so, by its signal or its words. Of the others
+        the one furthest upstream is the cause: those below it only met the early end of their input.
+        """
+        failed = [index for index, code in enumerate(codes) if code not in (0, None)]
+        if not failed:
+            slow = self._commands[codes.index(None)].program
+            return ToolError(f"{slow} closed its output but did not exit within {LINGER_SECONDS:g} s, "
+                             f"and was stopped", detail=self._evidence(codes))
+        culprit = next((index for index in failed if not self._was_cut_off(index, codes)), failed[0])
+        code = codes[culprit] or 0
+        name = self._commands[culprit].program
+        hint = ""
+        if code == -signal.SIGKILL:
+            hint = "somebody, or the kernel for lack of memory, killed it: look into dmesg and the journal"
+        elif code == -signal.SIGPIPE:
+            hint = "the program after it stopped reading early"
+        return ToolError(f"{name} {describe_exit(code)}", detail=self._evidence(codes, first=culprit),
+                         hint=hint)
+
+    def _was_cut_off(self, index: int, codes: Sequence[int | None]) -> bool:
+        last = self._stderr.tail(index, 5) if self._stderr is not None else ""
+        return index < len(codes) - 1 and (
+            codes[index] == -signal.SIGPIPE or "broken pipe" in last.lower() or "EPIPE" in last)
+
+    def _evidence(self, codes: Sequence[int | None], *, first: int | None = None) -> str:
+        """Last lines of the culprit, then of every other program that did not end well."""
+        order = [first] if first is not None else []
+        order += [index for index, code in enumerate(codes) if code != 0 and index != first]
+        parts = []
+        for index in order:
+            said = self._stderr.tail(index, _TAIL_LINES) if self._stderr is not None else ""
+            code = codes[index]
+            if index == first:
+                parts.append(said or f"{self._commands[index].program} printed nothing")
+            elif said:
+                ending = describe_exit(code) if code is not None else "was still running"
+                parts.append(f"{self._commands[index].program} {ending}:\n{said}")
+        return "\n".join(parts)
+
+    @property
+    def _names(self) -> str:
+        return " | ".join(command.program for command in self._commands)
+
+    def _stop_children(self) -> None:
+        stop(self._children)
+
+    def _end(self) -> None:
+        """Whatever happened: no process, no descriptor, no thread of ours is left."""
+        self._stop_children()
+        if self._output is not None:
+            self._output.close()
+        if self._stderr is not None:
+            self._stderr.finish(1.0 if self._children else 0.0)
+        if self._feeder is not None:
+            # Its writes fail now; only a feed that waits for something else takes longer, and then it is on
+            # its own.
+            self._feeder.join(LINGER_SECONDS)
+
+
+def describe_exit(code: int) -> str:
+    """``exited with 2`` or ``was killed by SIGKILL``."""
+    if code >= 0:
+        return f"exited with {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

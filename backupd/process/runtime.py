@@ -1,0 +1,136 @@
+"""The private directory where this process keeps sockets and files with secrets."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.model.errors import RefusedError
+
+_LOCK_NAME = ".lock"
+_LONGEST = 60
+"""Bytes that the path may have: 107 are all that a socket's path can, and names come behind it."""
+
+
+@dataclass(slots=True)
+class _Own:
+    base: Path
+    path: Path
+    process: int
+    lock: int
+
+
+_guard = threading.Lock()
+_own: dict[Path, _Own] = {}
+
+
+def runtime_directory() -> Path:
+    """This process's private directory: 0700, short enough for sockets, gone when the process ends.
+
+    It lies in ``$BACKUPD_RUNTIME`` if set, else in ``/run/backupd``, else (without the right to write there)
+    in a private folder in /tmp. What processes that were killed left there is removed first. Raises
+    RefusedError if the place is not private or too long.
+    """
+    base = _base()
+    with _guard:
+        own = _own.get(base)
+        if own is None or own.process != os.getpid() or not own.path.is_dir():
+            try:
+                own = _own[base] = _create(base)
+            except OSError as error:
+                raise _unusable(base, error) from error
+        return own.path
+
+
+def _base() -> Path:
+    wanted = os.environ.get("BACKUPD_RUNTIME")
+    if wanted:
+        return _secured(Path(wanted).absolute())
+    if os.geteuid() == 0 or os.access("/run/backupd", os.W_OK):
+        return _secured(Path("/run/backupd"))
+    return _secured(Path(tempfile.gettempdir()) / f"backupd-{os.geteuid()}")
+
+
+def _secured(base: Path) -> Path:
+    try:
+        # 0711: servers that we start as another user reach what is handed to them by its full path, and list
+        # nothing.
+        base.mkdir(mode=0o711, parents=True, exist_ok=True)
+        found = base.lstat()
+    except OSError as error:
+        raise _unusable(base, error) from error
+    # In a folder like /tmp (sticky) others cannot rename or remove what is ours.
+    exposed = bool(found.st_mode & 0o022) and not found.st_mode & stat.S_ISVTX
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), 0) or exposed:
+        raise RefusedError(
+            f"the runtime directory {base} is not private: secrets would be written there",
+            detail=f"owner uid {found.st_uid}, mode {stat.filemode(found.st_mode)}; "
+                   f"this process is uid {os.geteuid()}",
+            hint=f"chown it to this user and chmod go-w {base}, or set BACKUPD_RUNTIME to another folder")
+    if len(os.fsencode(base)) > _LONGEST:
+        raise RefusedError(f"the path of the runtime directory {base} is too long for sockets",
+                           hint=f"set BACKUPD_RUNTIME to a path of at most {_LONGEST} bytes")
+    return base
+
+
+def _unusable(base: Path, error: OSError) -> RefusedError:
+    return RefusedError(f"the runtime directory {base} cannot be used: {error.strerror}",
+                        hint="set BACKUPD_RUNTIME to a folder that belongs to this user")
+
+
+def _create(base: Path) -> _Own:
+    # One process at a time: else the cleaner could meet a directory whose owner has not locked it yet.
+    gate = os.open(base / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        _remove_stale(base)
+        path = base / f"{os.getpid()}-{secrets.token_hex(3)}"
+        path.mkdir(mode=0o700)
+        lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        os.close(gate)
+    own = _Own(base, path, os.getpid(), lock)
+    atexit.register(_remove, own)
+    return own
+
+
+def _remove_stale(base: Path) -> None:
+    """Remove the directories whose owner is dead: nobody holds their lock any more."""
+    for path in base.iterdir():
+        if path.name == _LOCK_NAME or not path.is_dir() or path.is_symlink():
+            continue
+        try:
+            lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            # Killed between mkdir and lock, or not ours; with the gate held nobody is in between.
+            if _looks_ours(path):
+                shutil.rmtree(path, ignore_errors=True)
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _looks_ours(path: Path) -> bool:
+    process, _, token = path.name.partition("-")
+    return process.isdigit() and len(token) == 6
+
+
+def _remove(own: _Own) -> None:
+    if own.process == os.getpid():
+        shutil.rmtree(own.path, ignore_errors=True)
+        os.close(own.lock)

@@ -1,0 +1,303 @@
+"""Do manifests, objects, trees, intents and catalog agree? Each thing that must hold has a name.
+
+    manifest-intact         every manifest reads back exactly as it was written
+    body-present            sealed body, unpack script and runbook of each backup are there, in their size
+    objects-present         so is every object that a manifest names
+    tree-matches-manifest   the tree of each backup shows exactly its objects (TREE destinations)
+    no-orphan-object        no object, tombstone or mark without a backup
+    no-partial-tree         no tree or side file of a backup that was never committed
+    no-stale-intent         no intent whose owner is gone
+    no-stale-pin            no pin whose owner is gone
+    no-temporary-file       nothing left of puts that never ended
+    catalog-has-backup      the catalog knows every backup
+    backup-has-manifest     every backup that the catalog expects here is here
+
+This looks at names and sizes; whether the bytes are still those that were stored is the business of ``verify``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from backupd.model.clock import Clock
+from backupd.model.errors import DamagedError, DestinationError, ObjectMissingError
+from backupd.model.manifest import Body, Header, StoredObject
+from backupd.transfer.collect import References, collect, living_intents, orphans, unfinished
+from backupd.transfer.intent import intents
+from backupd.transfer.inventory import committed
+from backupd.transfer.lease import Alive, is_alive
+from backupd.transfer.pin import pins
+from backupd.transfer.remove import marks
+from storage import layout
+from storage.destination import Destination, ObjectInfo, TreeDestination, as_tree
+
+
+class Invariant(StrEnum):
+    MANIFEST_INTACT = "manifest-intact"
+    BODY_PRESENT = "body-present"
+    OBJECTS_PRESENT = "objects-present"
+    TREE_MATCHES_MANIFEST = "tree-matches-manifest"
+    NO_ORPHAN_OBJECT = "no-orphan-object"
+    NO_PARTIAL_TREE = "no-partial-tree"
+    NO_STALE_INTENT = "no-stale-intent"
+    NO_STALE_PIN = "no-stale-pin"
+    NO_TEMPORARY_FILE = "no-temporary-file"
+    CATALOG_HAS_BACKUP = "catalog-has-backup"
+    BACKUP_HAS_MANIFEST = "backup-has-manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogView:
+    """A backup that the catalog expects at the destination under examination."""
+
+    server: str
+    backup_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken invariant. ``repairable``: ``repair`` can mend it without any other copy or the catalog."""
+
+    invariant: Invariant
+    subject: str
+    message: str
+    repairable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What ``repair`` mended, and what is still broken."""
+
+    mended: tuple[Finding, ...]
+    left: tuple[Finding, ...]
+
+
+ReadBody = Callable[[Header], Body]
+"""Opens the sealed body of a backup; needs a private key."""
+
+
+@dataclass(slots=True)
+class _View:
+    """One consistent enough look: candidates for garbage, then intents, then manifests (see ``collect``)."""
+
+    destination: Destination
+    trees: list[str]
+    sides: list[ObjectInfo]
+    pool: dict[str, ObjectInfo]
+    tombs: list[str]
+    references: References = field(default_factory=References)
+    headers: list[Header] = field(default_factory=list)
+
+
+def examine(destination: Destination, catalog: Collection[CatalogView] | None, *, clock: Clock,
+            read_body: ReadBody | None = None, alive: Alive = is_alive) -> list[Finding]:
+    """Every broken invariant; empty when all hold. Changes nothing, and may run beside backups and restores.
+
+    ``catalog`` None: do not compare with any. ``read_body`` allows to compare and mend trees path by path; without
+    it, trees are compared as sets of objects.
+    """
+    findings = [Finding(Invariant.NO_TEMPORARY_FILE, name, "left by a write whose process is gone", repairable=True)
+                for name in destination.leftovers()]
+    trees, sides = unfinished(destination)
+    view = _View(destination, trees, sides,
+                 pool={layout.name_in(info.key): info for info in destination.list(layout.OBJECTS)},
+                 tombs=[layout.name_in(info.key) for info in destination.list(layout.TOMBSTONES)])
+    now = clock()
+    findings += [Finding(Invariant.NO_STALE_INTENT, lease.id, "its backup is no longer running", repairable=True)
+                 for lease in intents(destination) if not alive(lease, now)]
+    findings += [Finding(Invariant.NO_STALE_PIN, lease.id, "its restore is no longer running", repairable=True)
+                 for lease in pins(destination) if not alive(lease, now)]
+    running = living_intents(destination, now, alive)
+    busy = {backup for lease in running for backup in lease.backups}
+
+    for found in committed(destination):
+        view.references.backups.add((found.server, found.backup_id))
+        if isinstance(found.header, Header):
+            view.headers.append(found.header)
+            view.references.names.update(item.name for item in found.header.objects)
+        else:
+            view.references.damaged.append(found.backup_id)
+            findings.append(Finding(Invariant.MANIFEST_INTACT, found.backup_id, found.header.detail, repairable=False))
+    blind = bool(view.references.damaged)
+    for name in orphans(view.pool, view.references, running):
+        findings.append(Finding(Invariant.NO_ORPHAN_OBJECT, name, "no backup names this object"
+                                + (", as far as the manifests can be read" if blind else ""), repairable=not blind))
+    findings += _forgotten(view, waiting=bool(running), blind=blind)
+    findings += _unfinished(view, busy)
+    for header in view.headers:
+        findings += _sides(view, header)
+        findings += _objects(view, header)
+    findings += _trees(view, read_body)
+    if catalog is not None:
+        findings += _catalog(view, catalog, busy)
+    return findings
+
+
+def repair(destination: Destination, catalog: Collection[CatalogView] | None, *, clock: Clock,
+           read_body: ReadBody | None = None, alive: Alive = is_alive) -> Repair:
+    """Mend what can be mended at this destination alone. Never deletes a committed backup or touches a living run.
+
+    Removes the garbage of dead runs, unnamed objects and leftovers; with ``read_body``, shows wrong trees afresh.
+    """
+    before = examine(destination, catalog, clock=clock, read_body=read_body, alive=alive)
+    wrong = {item.subject for item in before
+             if item.invariant is Invariant.TREE_MATCHES_MANIFEST and item.repairable}
+    collect(destination, clock=clock, alive=alive)
+    tree = as_tree(destination)
+    if wrong and tree is not None and read_body is not None:
+        for found in committed(destination):
+            if isinstance(found.header, Header) and found.backup_id in wrong:
+                _rebuild(tree, found.header, read_body(found.header))
+    left = examine(destination, catalog, clock=clock, read_body=read_body, alive=alive)
+    remaining = {(item.invariant, item.subject) for item in left}
+    mended = tuple(item for item in before if (item.invariant, item.subject) not in remaining)
+    return Repair(mended=mended, left=tuple(left))
+
+
+def _forgotten(view: _View, *, waiting: bool, blind: bool) -> Iterator[Finding]:
+    """Tombstones and marks that are about nothing. While a backup runs, a tombstone may still have to wait."""
+    for name in view.tombs:
+        if name not in view.pool and not waiting:
+            yield Finding(Invariant.NO_ORPHAN_OBJECT, name, "a tombstone of an object that is gone",
+                          repairable=not blind)
+    for server, backup_id in sorted(set(marks(view.destination)) - view.references.backups):
+        yield Finding(Invariant.NO_ORPHAN_OBJECT, backup_id, f"a mark of a backup of {server} that is gone",
+                      repairable=True)
+
+
+def _unfinished(view: _View, busy: set[tuple[str, str]]) -> Iterator[Finding]:
+    gone = [*view.trees, *(info.key for info in view.sides)]
+    for subject in gone:
+        owner = layout.backup_of(subject)
+        if owner is not None and owner not in busy and owner not in view.references.backups:
+            yield Finding(Invariant.NO_PARTIAL_TREE, subject, "belongs to a backup that was never committed",
+                          repairable=True)
+
+
+def _sides(view: _View, header: Header) -> Iterator[Finding]:
+    for key, item in ((layout.body_key(header.server, header.backup_id), header.body),
+                      (layout.unpack_key(header.server, header.backup_id), header.unpack),
+                      (layout.runbook_key(header.server, header.backup_id), header.runbook)):
+        try:
+            size = view.destination.stat(key).size
+        except DestinationError as error:
+            yield Finding(Invariant.BODY_PRESENT, key, error.message, repairable=False)
+            continue
+        if size != item.size:
+            yield Finding(Invariant.BODY_PRESENT, key, f"holds {size} bytes where {item.size} were stored",
+                          repairable=False)
+
+
+def _objects(view: _View, header: Header) -> Iterator[Finding]:
+    for item in header.objects:
+        info = view.pool.get(item.name) or _look(view.destination, item)
+        if info is None:
+            problem = "is missing"
+        elif info.size != item.size:
+            problem = f"holds {info.size} bytes where {item.size} were stored"
+        else:
+            continue
+        yield Finding(Invariant.OBJECTS_PRESENT, item.name, f"an object of {header.backup_id} {problem}",
+                      repairable=False)
+
+
+def _look(destination: Destination, item: StoredObject) -> ObjectInfo | None:
+    """The object itself, since a backup may have been committed after the pool was listed."""
+    try:
+        return destination.stat(layout.object_key(item.name))
+    except DestinationError:
+        return None
+
+
+def _trees(view: _View, read_body: ReadBody | None) -> Iterator[Finding]:
+    tree = as_tree(view.destination)
+    if tree is None:
+        return
+    inodes: dict[str, tuple[int, int]] = {}
+    for name in view.references.names & view.pool.keys():
+        with contextlib.suppress(ObjectMissingError):
+            inodes[name] = tree.identity(layout.object_key(name))
+    for header in view.headers:
+        comparison = _Comparison(tree, header, inodes)
+        if read_body is None:
+            problem = comparison.of_sets()
+        else:
+            try:
+                problem = comparison.of_paths(dict(layout.tree_links(read_body(header).entries)))
+            except DamagedError as error:
+                yield Finding(Invariant.BODY_PRESENT, header.backup_id, error.detail, repairable=False)
+                continue
+        if problem:
+            yield Finding(Invariant.TREE_MATCHES_MANIFEST, header.backup_id, problem, repairable=read_body is not None)
+
+
+class _Comparison:
+    """Of one backup's tree with its manifest. Answers are what is wrong, or ""; objects that are gone are not asked.
+
+    A file with an inode of its own may be right all the same: the pool got a fresh copy when links ran out.
+    """
+
+    def __init__(self, tree: TreeDestination, header: Header, inodes: dict[str, tuple[int, int]]) -> None:
+        self._tree = tree
+        self._name = layout.tree_name(header.server, header.backup_id)
+        self._objects = {item.name: item for item in header.objects if item.name in inodes}
+        self._inodes = inodes
+        self._shown = dict(tree.tree_files(self._name))
+
+    def of_sets(self) -> str:
+        """Without the body nobody knows which path is which object: each object has one, and no other file is."""
+        if self._objects and not self._shown:
+            return "there is no tree"
+        names = {self._inodes[name]: name for name in self._objects}
+        seen = {names[inode] for inode in self._shown.values() if inode in names}
+        hidden = {item.sha256: name for name, item in self._objects.items() if name not in seen}
+        strange = [path for path, inode in self._shown.items()
+                   if inode not in names and hidden.pop(self._digest(path), None) is None]
+        return (_told(strange, "holds what is no object of this backup")
+                or _told(sorted(hidden.values()), "is not shown"))
+
+    def of_paths(self, links: dict[str, str]) -> str:
+        strange = sorted(set(self._shown) - set(links))
+        wrong = [path for path, name in links.items() if name in self._objects
+                 and self._shown.get(path) != self._inodes[name]
+                 and (path not in self._shown or self._digest(path) != self._objects[name].sha256)]
+        return _told(strange, "is not part of this backup") or _told(wrong, "is missing or shows something else")
+
+    def _digest(self, path: str) -> str:
+        digest = hashlib.sha256()
+        with self._tree.open_tree_file(self._name, path) as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+        return digest.hexdigest()
+
+
+def _told(subjects: list[str], what: str) -> str:
+    if not subjects:
+        return ""
+    more = f" (and {len(subjects) - 1} more)" if len(subjects) > 1 else ""
+    return f"{subjects[0]}{more} {what}"
+
+
+def _rebuild(tree: TreeDestination, header: Header, body: Body) -> None:
+    name = layout.tree_name(header.server, header.backup_id)
+    for path, object_name in layout.tree_links(body.entries):
+        tree.link(layout.object_key(object_name), name, path)
+    tree.publish(name)
+
+
+def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str, str]]) -> Iterator[Finding]:
+    expected = {(item.server, item.backup_id) for item in catalog}
+    dying = set(marks(view.destination))
+    # Between its commit and its row in the catalog a running backup is in neither wrong.
+    for server, backup_id in sorted(view.references.backups - expected - dying - busy):
+        yield Finding(Invariant.CATALOG_HAS_BACKUP, backup_id,
+                      f"the catalog does not know this backup of {server}: backupd catalog rebuild brings it in",
+                      repairable=False)
+    for server, backup_id in sorted(expected - view.references.backups):
+        yield Finding(Invariant.BACKUP_HAS_MANIFEST, backup_id,
+                      f"the catalog expects this backup of {server}, but destination {view.destination.name} has no "
+                      "manifest of it", repairable=False)

@@ -1,0 +1,103 @@
+"""How gpg is called, for sealing and unsealing alike."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.model.errors import KeyUnusableError
+from backupd.process.command import Command
+from backupd.process.run import run
+from backupd.process.runtime import runtime_directory
+
+_HARDENED = (
+    "--batch", "--no-tty",
+    # Nobody's gpg.conf adds recipients (encrypt-to), signs, or turns off integrity protection.
+    "--no-options",
+    # Keys are pinned by fingerprint: no web of trust, and never a look-up in the network or a trustdb to
+    # write.
+    "--trust-model", "always", "--no-auto-key-locate", "--disable-dirmngr", "--no-auto-check-trustdb",
+    # Several of us run at once, perhaps on a read-only home: the seed file would only be a lock to wait for.
+    "--no-random-seed-file",
+)
+_SOCKET_LIMIT = 107
+_LONGEST_SOCKET = "/S.gpg-agent.browser"
+
+
+def gpg(home: Path, status: Status, *arguments: str) -> Command:
+    """``gpg --batch --homedir HOME ... ARGUMENTS`` with its status lines going to ``status``.
+
+    Raises KeyUnusableError if the home does not exist.
+    """
+    return Command(("gpg", *_HARDENED, "--homedir", str(short_home(home)),
+                    "--status-fd", str(status.descriptor), *arguments))
+
+
+class Status:
+    """Collects what gpg reports with ``--status-fd``: pass ``descriptor`` on to it, read ``lines`` after its
+    end.
+
+    It is a file in memory and not a pipe, so nobody has to read it meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("gpg-status", os.MFD_CLOEXEC)
+
+    def __enter__(self) -> Status:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+    def lines(self) -> list[StatusLine]:
+        raw = os.pread(self.descriptor, os.fstat(self.descriptor).st_size, 0)
+        found = []
+        for line in raw.decode("utf-8", "replace").splitlines():
+            prefix, _, rest = line.partition(" ")
+            if prefix == "[GNUPG:]":
+                keyword, _, text = rest.partition(" ")
+                found.append(StatusLine(keyword, text))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class StatusLine:
+    """``[GNUPG:] KEYWORD TEXT``; the words are explained in doc/DETAILS of GnuPG."""
+
+    keyword: str
+    text: str
+
+
+_links = threading.Lock()
+
+
+def short_home(home: Path) -> Path:
+    """``home``, or a short link to it if the path of its agent's socket would be longer than a socket's can
+    be.
+
+    Raises KeyUnusableError if there is no such folder.
+    """
+    if not home.is_dir():
+        raise KeyUnusableError(f"the GnuPG home {home} does not exist",
+                               hint="create it and import the keys: gpg --homedir ... --import FILE")
+    real = home.resolve()
+    if len(os.fsencode(str(real) + _LONGEST_SOCKET)) <= _SOCKET_LIMIT:
+        return real
+    link = runtime_directory() / f"g{hashlib.sha256(os.fsencode(real)).hexdigest()[:10]}"
+    with _links, contextlib.suppress(FileExistsError):
+        link.symlink_to(real)
+    return link
+
+
+def stop_agent(home: Path) -> None:
+    """End the gpg-agent that gpg started for ``home``, if any: for homes that are ours and temporary.
+
+    An operator's own home keeps its agent, which may hold a passphrase that somebody typed.
+    """
+    if home.is_dir():
+        command = Command(("gpgconf", "--homedir", str(short_home(home)), "--kill", "all"))
+        run(command, timeout=30, check=False)

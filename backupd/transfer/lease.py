@@ -1,0 +1,232 @@
+"""Who is at work at a destination: a small document there, renewed by a thread while its owner lives.
+
+Intents (somebody writes a backup) and pins (somebody reads one) are leases. On the same machine a lease lives as long
+as its process; from elsewhere, as long as its heartbeat is fresh. A holder that could not renew in time gives up by
+itself (``lost``) well before anybody else may call it dead.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from backupd.model.clock import Clock, format_time, parse_time
+from backupd.model.errors import BackupdError, CancelledError, ObjectMissingError
+from storage import layout
+from storage.destination import Destination
+
+HEARTBEAT = 15.0
+"""Seconds between renewals."""
+FRESH = timedelta(minutes=15)
+"""A lease of another machine whose heartbeat is older is dead."""
+GIVE_UP = timedelta(minutes=10)
+"""A holder that could not renew for so long stops: safely before others may count it dead."""
+
+_held: set[str] = set()
+"""Keys that this very process holds: a lease whose removal failed must not live as long as a daemon does."""
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, told apart from every other one that ever was or will be."""
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    ticks: int
+
+    @classmethod
+    def current(cls) -> Owner:
+        return cls(host=socket.gethostname(), boot=_boot(), namespace=_namespace(), pid=os.getpid(),
+                   ticks=_start_ticks(os.getpid()) or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """``key`` is where it lies. ``backups``: (server, id) of the backups it is about. ``owner`` None: unreadable."""
+
+    key: str
+    backups: tuple[tuple[str, str], ...]
+    owner: Owner | None
+    started_at: datetime
+    heartbeat_at: datetime
+
+    @property
+    def id(self) -> str:
+        return layout.name_in(self.key)
+
+    def encode(self) -> bytes:
+        if self.owner is None:
+            raise ValueError("a lease needs an owner")
+        document = {"id": self.id, "backups": [list(backup) for backup in self.backups],
+                    "server": self.backups[0][0] if self.backups else "", "host": self.owner.host,
+                    "boot": self.owner.boot, "namespace": self.owner.namespace, "pid": self.owner.pid,
+                    "ticks": self.owner.ticks, "started_at": format_time(self.started_at),
+                    "heartbeat_at": format_time(self.heartbeat_at)}
+        return (json.dumps(document, sort_keys=True) + "\n").encode("ascii")
+
+
+def decode(key: str, raw: bytes, modified_at: datetime) -> Lease:
+    """A stored lease. One that cannot be read counts as somebody's, as of ``modified_at``."""
+    try:
+        data: dict[str, Any] = json.loads(raw)
+        return Lease(key=key, backups=tuple((str(server), str(name)) for server, name in data["backups"]),
+                     owner=Owner(str(data["host"]), str(data["boot"]), str(data["namespace"]), int(data["pid"]),
+                                 int(data["ticks"])),
+                     started_at=parse_time(data["started_at"]), heartbeat_at=parse_time(data["heartbeat_at"]))
+    except (ValueError, KeyError, TypeError):
+        return Lease(key=key, backups=(), owner=None, started_at=modified_at, heartbeat_at=modified_at)
+
+
+def leases(destination: Destination, prefix: str) -> list[Lease]:
+    """Every lease under ``prefix``, living or dead."""
+    found: list[Lease] = []
+    for info in list(destination.list(prefix)):
+        try:
+            with destination.get(info.key) as stream:
+                found.append(decode(info.key, stream.read(), info.modified_at))
+        except ObjectMissingError:
+            continue  # it ended meanwhile
+    return found
+
+
+def is_alive(lease: Lease, now: datetime) -> bool:
+    """Is the owner of ``lease`` still at work, or can that not be ruled out?"""
+    owner = lease.owner
+    here = Owner.current()
+    if owner is None or (owner.host, owner.boot, owner.namespace) != (here.host, here.boot, here.namespace):
+        return now - lease.heartbeat_at < FRESH
+    if (owner.pid, owner.ticks) == (here.pid, here.ticks):
+        return lease.key in _held
+    return _start_ticks(owner.pid) == owner.ticks
+
+
+Alive = Callable[[Lease, datetime], bool]
+"""Decides whether a lease lives, as ``is_alive`` does."""
+
+
+class Holder:
+    """Holds one lease at several destinations, as a context manager.
+
+    Entering writes it everywhere or nowhere and starts the heartbeat; leaving, well or not, stops it and removes the
+    lease. ``unremoved`` then names the destinations where that failed (the lease there is dead all the same).
+    """
+
+    def __init__(self, destinations: Sequence[Destination], key: str, backups: Sequence[tuple[str, str]], *,
+                 clock: Clock = utc_now, interval: float = HEARTBEAT) -> None:
+        self._destinations = tuple(destinations)
+        self._clock = clock
+        self._interval = interval
+        now = clock()
+        self._lease = Lease(key, tuple(backups), Owner.current(), now, now)
+        self._renewed: dict[str, datetime] = {}
+        self._trouble: dict[str, str] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"heartbeat {key}", daemon=True)
+        self.unremoved: tuple[str, ...] = ()
+
+    @property
+    def lease(self) -> Lease:
+        return self._lease
+
+    def __enter__(self) -> Self:
+        now = self._clock()
+        self._lease = replace(self._lease, started_at=now, heartbeat_at=now)
+        _held.add(self._lease.key)
+        try:
+            for destination in self._destinations:
+                destination.put(self._lease.key, io.BytesIO(self._lease.encode()))
+                self._renewed[destination.name] = now
+        except BaseException:
+            self._remove()
+            raise
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._remove()
+
+    def assert_held(self) -> None:
+        """Raises CancelledError when somebody may have called us dead and begun to clean up after us.
+
+        Ask right before and right after putting the manifest: whoever cleans up removes our lease first of all, so a
+        lease that is still there after the commit proves that nobody counted our objects as garbage before it.
+        """
+        now = self._clock()
+        for destination in self._destinations:
+            late = now - self._renewed.get(destination.name, self._lease.started_at)
+            if late >= GIVE_UP:
+                raise CancelledError(
+                    f"{self._lease.key} at destination {destination.name} was not renewed "
+                    f"for {late.total_seconds():.0f} s",
+                    detail=self._trouble.get(destination.name, "the process was suspended, or its clock was moved"),
+                    hint="run the job again")
+            try:
+                destination.stat(self._lease.key)
+            except ObjectMissingError as error:
+                raise CancelledError(f"{self._lease.key} at destination {destination.name} was removed by somebody",
+                                     hint="the run counted as dead; run the job again") from error
+
+    def beat(self) -> None:
+        """Renew once, everywhere; where it fails, the next beat tries again."""
+        for destination in self._destinations:
+            now = self._clock()
+            if now - self._renewed.get(destination.name, now) >= GIVE_UP:
+                continue  # given up: renewing now could revive what somebody is just removing
+            try:
+                destination.stat(self._lease.key)
+                renewed = replace(self._lease, heartbeat_at=now)
+                destination.put(self._lease.key, io.BytesIO(renewed.encode()))
+                self._renewed[destination.name] = now
+            except BackupdError as error:
+                self._trouble[destination.name] = str(error)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._interval):
+            self.beat()
+
+    def _remove(self) -> None:
+        failed: list[str] = []
+        for destination in self._destinations:
+            try:
+                destination.delete(self._lease.key)
+            except BackupdError as error:
+                failed.append(f"{destination.name}: {error.message}")
+        self.unremoved = tuple(failed)
+        _held.discard(self._lease.key)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _namespace() -> str:
+    """Process ids of another container mean other processes, even under the same host name and boot."""
+    return str(Path("/proc/self/ns/pid").readlink())
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Start time of ``pid`` in clock ticks since boot (proc(5), field 22 of stat), None when there is no process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in {"Z", "X"} else int(fields[19])

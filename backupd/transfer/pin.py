@@ -1,0 +1,56 @@
+"""The pin of a restore: the backups that somebody reads are not swept away meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from backupd.model.clock import Clock
+from backupd.model.errors import NotFoundError, ObjectMissingError, RefusedError
+from backupd.transfer.lease import HEARTBEAT, Holder, Lease, leases, utc_now
+from storage import layout
+from storage.destination import Destination
+
+
+class Pin(Holder):
+    """``with Pin(destination, restore_id, [(server, backup_id), ...]): ...``
+
+    Entering raises NotFoundError when a backup is not at ``destination`` and RefusedError when it is marked deleted:
+    a sweep reads the marks first and the pins after, so whoever pins first and then finds no mark is safe.
+    """
+
+    def __init__(self, destination: Destination, restore_id: str, backups: Sequence[tuple[str, str]], *,
+                 clock: Clock = utc_now, interval: float = HEARTBEAT) -> None:
+        super().__init__([destination], layout.pin_key(restore_id), backups, clock=clock, interval=interval)
+        self._destination = destination
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        try:
+            for server, backup_id in self.lease.backups:
+                self._require(server, backup_id)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _require(self, server: str, backup_id: str) -> None:
+        name = self._destination.name
+        if _exists(self._destination, layout.mark_key(server, backup_id)):
+            raise RefusedError(f"backup {backup_id} of {server} at destination {name} is marked deleted",
+                               hint=f"backupd backups undelete {backup_id} takes the mark away, while there is time")
+        if not _exists(self._destination, layout.manifest_key(server, backup_id)):
+            raise NotFoundError(f"destination {name} has no backup {backup_id} of {server}")
+
+
+def pins(destination: Destination) -> list[Lease]:
+    """Every pin at ``destination``, living or dead."""
+    return leases(destination, layout.PINS)
+
+
+def _exists(destination: Destination, key: str) -> bool:
+    try:
+        destination.stat(key)
+    except ObjectMissingError:
+        return False
+    return True

@@ -1,0 +1,141 @@
+"""Deleting a backup: a mark that can be taken back, a grace period, then manifest, tree, side files and objects.
+
+Each step alone leaves either a whole backup or garbage that the next collection finds.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import datetime, timedelta
+
+from backupd.model.clock import Clock, format_time, parse_time
+from backupd.model.errors import NotFoundError, ObjectMissingError, RefusedError
+from backupd.model.manifest import Header
+from backupd.transfer.collect import Collected, collect, living_intents, living_pins
+from backupd.transfer.inventory import Committed, committed
+from backupd.transfer.lease import Alive, is_alive
+from storage import layout
+from storage.destination import Destination, as_tree
+
+Backup = tuple[str, str]
+"""(server, backup id)"""
+
+
+def mark(destination: Destination, server: str, backup_id: str, now: datetime) -> datetime:
+    """Mark a backup deleted; since when it is. Marking again keeps the first time.
+
+    Raises NotFoundError. Whether the backup may be deleted at all (last chain, pins of the catalog) is decided before.
+    """
+    try:
+        destination.stat(layout.manifest_key(server, backup_id))
+    except ObjectMissingError:
+        raise _unknown(destination, server, backup_id) from None
+    since = marks(destination).get((server, backup_id))
+    if since is not None:
+        return since
+    note = json.dumps({"server": server, "backup": backup_id, "at": format_time(now)}, sort_keys=True)
+    destination.put(layout.mark_key(server, backup_id), io.BytesIO(note.encode("ascii")))
+    return now
+
+
+def unmark(destination: Destination, server: str, backup_id: str, *, now: datetime, grace: timedelta) -> None:
+    """Take the mark away; nothing happens where there is none.
+
+    Raises RefusedError once the ``grace`` (the one that sweeps use) has passed, since a sweep may be at it right now,
+    and NotFoundError when the backup is gone.
+    """
+    since = marks(destination).get((server, backup_id))
+    if since is not None and now - since >= grace:
+        raise RefusedError(
+            f"backup {backup_id} of {server} at destination {destination.name} can no longer be undeleted",
+            detail=f"it was marked deleted at {format_time(since)} and its grace period has passed",
+            hint="a sweep may be removing it now; raise the grace period if its manifest is still there")
+    destination.delete(layout.mark_key(server, backup_id))
+    try:
+        destination.stat(layout.manifest_key(server, backup_id))
+    except ObjectMissingError:
+        raise _unknown(destination, server, backup_id) from None
+
+
+def marks(destination: Destination) -> dict[Backup, datetime]:
+    """Backups marked deleted, and since when. A mark that cannot be read counts from when it was stored."""
+    found: dict[Backup, datetime] = {}
+    for info in list(destination.list(layout.MARKS)):
+        owner = layout.backup_of(info.key)
+        if owner is None:
+            continue
+        try:
+            with destination.get(info.key) as stream:
+                found[owner] = parse_time(json.loads(stream.read())["at"])
+        except ObjectMissingError:
+            continue
+        except (ValueError, KeyError, TypeError):
+            found[owner] = info.modified_at
+    return found
+
+
+def sweep(destination: Destination, *, clock: Clock, grace: timedelta, alive: Alive = is_alive) -> Collected:
+    """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more.
+
+    A backup stays while a restore pins it, an unmarked backup builds on it, or a backup of its server is being
+    written; ``held`` of the result says so.
+    """
+    now = clock()
+    # Marks before pins: whoever pins and then finds no mark was early enough to be seen here.
+    due = {owner for owner, since in marks(destination).items() if now - since >= grace}
+    held: list[str] = []
+    removed: list[str] = []
+    if due:
+        running = {server for lease in living_intents(destination, now, alive) for server, _id in lease.backups}
+        pinned = {backup for lease in living_pins(destination, now, alive) for backup in lease.backups}
+        found = list(committed(destination))
+        removable = due - pinned - {owner for owner in due if owner[0] in running}
+        held += [f"{name} of {server}: a restore is reading it" for server, name in sorted(due & pinned)]
+        held += [f"{name} of {server}: a backup of this server is being written"
+                 for server, name in sorted(due - pinned - removable)]
+        removable -= _needed(found, removable, held)
+        for server, backup_id in sorted(removable):
+            _remove(destination, server, backup_id)
+            removed.append(backup_id)
+    result = collect(destination, clock=clock, alive=alive)
+    result.backups = removed
+    result.held = held + result.held
+    return result
+
+
+def _needed(found: list[Committed], removable: set[Backup], held: list[str]) -> set[Backup]:
+    """Those of ``removable`` on which a backup builds that stays, however many steps away."""
+    headers = [item.header for item in found if isinstance(item.header, Header)]
+    damaged = {item.server for item in found if not isinstance(item.header, Header)
+               and (item.server, item.backup_id) not in removable}
+    needed = {owner for owner in removable if owner[0] in damaged}
+    held.extend(f"{name} of {server}: a damaged manifest of this server may build on it"
+                for server, name in sorted(needed))
+    parents = {(header.server, header.backup_id): header.parent for header in headers}
+    for child in set(parents) - removable:
+        server, backup_id = child
+        parent = parents[child]
+        while parent is not None:
+            above = (server, parent)
+            if above in removable - needed:
+                needed.add(above)
+                held.append(f"{parent} of {server}: {backup_id} builds on it")
+            parent = parents.get(above)
+    return needed
+
+
+def _remove(destination: Destination, server: str, backup_id: str) -> None:
+    """Manifest first: from then on it is no backup, and the rest is garbage. The mark goes last of all."""
+    destination.delete(layout.manifest_key(server, backup_id))
+    tree = as_tree(destination)
+    if tree is not None:
+        tree.remove_tree(layout.tree_name(server, backup_id))
+    for info in list(destination.list(layout.backup_folder(server, backup_id))):
+        destination.delete(info.key)
+    destination.delete(layout.mark_key(server, backup_id))
+
+
+def _unknown(destination: Destination, server: str, backup_id: str) -> NotFoundError:
+    return NotFoundError(f"destination {destination.name} has no backup {backup_id} of {server}",
+                         hint="backupd backups lists what there is")

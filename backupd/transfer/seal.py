@@ -1,0 +1,98 @@
+"""Sealing: zstd, then OpenPGP for public keys. The mirror image is ``unseal``; both open with ``gpg -d | zstd
+-d``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from backupd.model.errors import BackupdError, KeyUnusableError, ToolError
+from backupd.process.pipeline import Pipeline
+from backupd.transfer.gpg import Status, StatusLine, gpg
+from backupd.transfer.openpgp import outline
+
+_FINGERPRINT = re.compile(r"[0-9A-F]{40}(?:[0-9A-F]{24})?!?")
+_SLICE = 1024 * 1024
+_READ = 256 * 1024
+_REASONS = {"1": "is not in this GnuPG home", "2": "is ambiguous", "3": "cannot encrypt", "4": "is revoked",
+            "5": "has expired", "10": "is not trusted", "13": "is disabled"}
+
+
+class Sealer:
+    """Seals for fixed recipients; thread-safe, each call runs a gpg of its own.
+
+    ``recipients``: full fingerprints. Of a primary key's fingerprint gpg takes the newest valid encryption
+    subkey, so a rotated subkey is used as soon as it is imported; a subkey's own fingerprint followed by
+    ``!`` pins that subkey. ``gnupg_home`` needs public keys only. ``level``: zstd's.
+    """
+
+    def __init__(self, recipients: Sequence[str], gnupg_home: Path, level: int = 3) -> None:
+        chosen = tuple(dict.fromkeys(name.replace(" ", "").upper() for name in recipients))
+        if not chosen:
+            raise KeyUnusableError("there is nobody to encrypt for",
+                                   hint="name recipients in encryption.recipients")
+        for name in chosen:
+            if not _FINGERPRINT.fullmatch(name):
+                raise KeyUnusableError(f"{name} is not a full fingerprint",
+                                       hint="gpg --list-keys shows it: 40 hexadecimal digits")
+        self.recipients = chosen
+        self._home = gnupg_home
+        self._level = level
+
+    def seal(self, plain: bytes | bytearray | memoryview) -> bytes:
+        """The sealed form of ``plain``. At no time is its compressed form wholly in memory.
+
+        Raises KeyUnusableError if gpg refuses a recipient, ToolError if gpg fails in any other way.
+        """
+        with memoryview(plain) as raw, raw.cast("B") as view, Status() as status:
+            command = gpg(self._home, status, "--no-autostart", "--cipher-algo", "AES256",
+                          "--compress-algo", "none", "--no-armor",
+                          *(word for name in self.recipients for word in ("--recipient", name)),
+                          "--encrypt", "--output", "-")
+
+            def compress(sink: BinaryIO) -> None:
+                # Size and checksum go into the frame: a plain `zstd -d` notices damage, too.
+                compressor = zstandard.ZstdCompressor(level=self._level, write_checksum=True)
+                frame = compressor.compressobj(size=len(view))
+                for start in range(0, len(view), _SLICE):
+                    with view[start:start + _SLICE] as piece:
+                        sink.write(frame.compress(piece))
+                sink.write(frame.flush())
+
+            sealed = BytesIO()
+            try:
+                with Pipeline([command], feed=compress, pass_fds=(status.descriptor,)) as pipeline:
+                    for chunk in pipeline.chunks(_READ):
+                        sealed.write(chunk)
+            except ToolError as error:
+                raise _explained(error, status.lines()) from error
+            self._check(status.lines(), sealed)
+            return sealed.getvalue()
+
+    def _check(self, lines: Sequence[StatusLine], sealed: BytesIO) -> None:
+        """gpg exited with 0: did it also say that it came to the end, and is the object what it should be?"""
+        if not any(line.keyword == "END_ENCRYPTION" for line in lines):
+            raise ToolError("gpg ended well but does not say that it has encrypted everything",
+                            detail="\n".join(f"{line.keyword} {line.text}" for line in lines))
+        found = len(outline(sealed.getbuffer()).key_ids)
+        if found != len(self.recipients):
+            raise KeyUnusableError(f"gpg encrypted for {found} keys where {len(self.recipients)} were named",
+                                   hint="name each recipient once, by the fingerprint of its primary key")
+
+
+def _explained(error: ToolError, lines: Sequence[StatusLine]) -> BackupdError:
+    refused = [line.text.split() for line in lines if line.keyword == "INV_RECP"]
+    if not refused:
+        return error
+    expired = any(line.keyword == "KEYEXPIRED" for line in lines)
+    names = []
+    for reason, *rest in refused:
+        why = _REASONS.get(reason, "has expired" if expired else "cannot be used")
+        names.append(f"{' '.join(rest)} {why}")
+    return KeyUnusableError(f"cannot encrypt: the key {', the key '.join(names)}", detail=error.detail,
+                            hint="import the key, or its prolonged version: gpg --homedir ... --import FILE")

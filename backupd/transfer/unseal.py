@@ -1,0 +1,132 @@
+"""Unsealing: OpenPGP, then zstd, and nothing is believed before gpg has agreed to all of it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
+from backupd.process.pipeline import Pipeline
+from backupd.transfer.gpg import Status, StatusLine, gpg
+from backupd.transfer.openpgp import Outline, outline
+from backupd.transfer.zstdframe import FrameDecoder
+
+AT_ONCE = 8
+"""gpg processes that may decrypt at the same time. gpg-agent 2.2 does it all within 32 KiB of locked memory:
+with sixteen RSA-4096 decryptions at once it fails with "Cannot allocate memory", which gpg reports as a
+missing key."""
+_ATTEMPTS = 6
+_SLICE = 256 * 1024
+
+_slots = threading.BoundedSemaphore(AT_ONCE)
+
+# Codes of libgpg-error (the low 16 bits).
+_BAD_CHECKSUM, _WRONG_SECRET_KEY, _BAD_SESSION_KEY = 10, 18, 19
+_PASSPHRASE_CODES = {11: "the passphrase is wrong", 31: "the passphrase is missing",
+                     85: "the passphrase is missing", 99: "the passphrase was not given",
+                     177: "the passphrase is missing"}
+
+
+class Unsealer:
+    """Opens sealed objects with the secret keys in ``gnupg_home``; thread-safe.
+
+    ``passphrase_file``: its first line opens the secret key; without it the key must have none, or the home's
+    agent must hold it already: nobody is ever asked. gpg leaves a gpg-agent running for the home; see
+    ``gpg.stop_agent``.
+    """
+
+    def __init__(self, gnupg_home: Path, passphrase_file: Path | None = None) -> None:
+        self._home = gnupg_home
+        self._passphrase_file = passphrase_file
+
+    def unseal(self, stored: bytes, *, limit: int) -> bytes:
+        """The plaintext of ``stored``, at most ``limit`` bytes of it.
+
+        Raises DamagedError if the object is not exactly what Sealer made or holds more than ``limit`` bytes;
+        KeyUnusableError, naming the keys the object is encrypted for, if none of them can be used here;
+        ToolError if gpg or its agent fail for reasons of their own.
+        """
+        form = outline(stored)
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                with _slots:
+                    return self._attempt(stored, form, limit)
+            except _AgentBusyError as busy:
+                if attempt == _ATTEMPTS:
+                    raise busy.error from busy
+                time.sleep(random.uniform(0.02, 0.1) * 2**attempt)  # noqa: S311  spreading, not secrecy
+        raise AssertionError("unreachable")
+
+    def _attempt(self, stored: bytes, form: Outline, limit: int) -> bytes:
+        decoder = FrameDecoder(limit)
+
+        def write(sink: BinaryIO) -> None:
+            sink.write(stored)
+
+        with Status() as status:
+            command = gpg(self._home, status, *self._passphrase(), "--decrypt", "--output", "-")
+            pipeline = Pipeline([command], feed=write, pass_fds=(status.descriptor,))
+            try:
+                with pipeline:
+                    for chunk in pipeline.chunks(_SLICE):
+                        decoder.feed(chunk)
+            except ToolError as error:
+                killed = any(code is not None and code < 0 for code in pipeline.returncodes)
+                raise (error if killed or not pipeline.exited
+                       else self._explained(error, status.lines(), form)) from error
+            words = {line.keyword for line in status.lines()}
+        if not {"DECRYPTION_OKAY", "GOODMDC"} <= words or words & {"DECRYPTION_FAILED", "BADMDC"}:
+            raise DamagedError("a sealed object is damaged", ["gpg does not confirm its integrity"])
+        return decoder.result()
+
+    def _passphrase(self) -> tuple[str, ...]:
+        if self._passphrase_file is None:
+            return ("--pinentry-mode", "error")
+        if not self._passphrase_file.is_file():
+            raise KeyUnusableError(f"the passphrase file {self._passphrase_file} does not exist",
+                                   hint="see restore.passphrase_file in the configuration")
+        return ("--pinentry-mode", "loopback", "--passphrase-file", str(self._passphrase_file.absolute()))
+
+    def _explained(self, error: ToolError, lines: Sequence[StatusLine], form: Outline) -> BackupdError:
+        """What gpg's failure means. The order matters: after a session key, only the data can be wrong."""
+        words = {line.keyword for line in lines}
+        keys = ", ".join(form.key_ids)
+        if "DECRYPTION_INFO" in words or "BADMDC" in words:
+            return DamagedError("a sealed object is damaged",
+                                ["it was altered or cut off: its integrity code does not match"],
+                                hint="restore from another destination's copy of this backup")
+        missing = {line.text.split()[0] for line in lines if line.keyword == "NO_SECKEY" and line.text}
+        if missing.issuperset(form.key_ids):
+            return KeyUnusableError(
+                f"no secret key in {self._home} opens this object: it is encrypted for {keys}",
+                detail=error.detail,
+                hint=f"import one of these secret keys: gpg --homedir {self._home} --import FILE")
+        codes = [int(line.text.split()[-1]) & 0xFFFF for line in lines
+                 if line.keyword == "ERROR" and line.text.startswith("pkdecrypt_failed")]
+        for code in codes:
+            if code in _PASSPHRASE_CODES:
+                return KeyUnusableError(
+                    f"the secret key for {keys} cannot be used: {_PASSPHRASE_CODES[code]}",
+                    detail=error.detail,
+                    hint="write it to a file (0600) and name that in restore.passphrase_file")
+        if codes and set(codes) <= {_BAD_CHECKSUM, _WRONG_SECRET_KEY, _BAD_SESSION_KEY}:
+            return DamagedError("a sealed object is damaged",
+                                [f"its session key for {keys} is not what it was: {error.detail}"],
+                                hint="restore from another destination's copy of this backup")
+        if "DECRYPTION_FAILED" in words:
+            return _AgentBusyError(ToolError(
+                f"gpg could not use the secret key for {keys}", detail=error.detail,
+                hint=f"look at the agent: gpg-connect-agent --homedir {self._home} /bye"))
+        return error
+
+
+class _AgentBusyError(BackupdError):
+    """The agent failed for want of memory, or could not be reached: worth another attempt."""
+
+    def __init__(self, error: ToolError) -> None:
+        super().__init__(error.message)
+        self.error = error

@@ -1,0 +1,5 @@
+"""``python -m bench``: every measurement there is."""
+
+from bench.physical import main
+
+main()

@@ -1,0 +1,254 @@
+"""The configuration file of the service: servers, destinations, keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
+
+from policies.fields import BASE, LocalPath, Name, Section, Size, Words, local_path
+from storage.config import FilesystemConfig
+
+_FILE = ("secrets stay out of this file: put it into a file that only the service can read (mode 0600) "
+         "and name that as {}")
+
+
+def _catalog(text: object, info: ValidationInfo) -> str:
+    if not isinstance(text, str):
+        raise ValueError("must be a URL: sqlite:////PATH or postgresql://USER@HOST/NAME")  # noqa: TRY004  pydantic collects ValueError only
+    scheme, found, rest = text.partition("://")
+    if not found or scheme not in {"sqlite", "postgresql", "postgres", "postgresql+psycopg"}:
+        raise ValueError("must begin with sqlite:/// or postgresql://; an SQLite file is written "
+                         "sqlite:////var/lib/backupd/catalog.db")
+    if scheme == "sqlite":
+        if not rest.startswith("/") or rest == "/" or rest.startswith("/:memory:"):
+            raise ValueError("needs the path of a file: sqlite:////var/lib/backupd/catalog.db")
+        context = info.context
+        return f"sqlite:///{local_path(rest[1:], context.get(BASE) if isinstance(context, dict) else None)}"
+    if _has_password(text):
+        raise ValueError("secrets stay out of this file: name a password file with ?passfile=/etc/backupd/pgpass "
+                         "(https://www.postgresql.org/docs/current/libpq-pgpass.html)")
+    return text
+
+
+def _has_password(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise ValueError("is not a URL") from None
+    return parts.password is not None or "password" in parse_qs(parts.query)
+
+
+def _smtp(text: str) -> str:
+    if _has_password(text):
+        raise ValueError(_FILE.format("password_file"))
+    parts = urlsplit(text)
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if parts.scheme not in {"smtp", "smtps"} or not parts.hostname or port == 0:
+        raise ValueError("must be smtp://HOST:PORT or smtps://HOST:PORT")
+    return text
+
+
+def _listen(text: str) -> str:
+    host, found, port = text.rpartition(":")
+    if not found or not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
+        raise ValueError("must be ADDRESS:PORT, as in 127.0.0.1:8642 or [::1]:8642")
+    return text
+
+
+def _address(text: str) -> str:
+    name, found, domain = text.rpartition("@")
+    if not found or not name or not domain or any(c.isspace() or c in "<>," for c in text):
+        raise ValueError(f"{text!r} is not a mail address: write name@example.com")
+    return text
+
+
+CatalogUrl = Annotated[str, BeforeValidator(_catalog), WithJsonSchema({"type": "string", "format": "URL"})]
+SmtpUrl = Annotated[str, AfterValidator(_smtp), WithJsonSchema({"type": "string", "format": "URL"})]
+MailAddress = Annotated[str, AfterValidator(_address), WithJsonSchema({"type": "string", "format": "mail address"})]
+
+
+class Server(Section):
+    """A database server and how to reach it.
+
+    Without `socket` and `host` the option file decides, else it is the usual socket.
+    """
+
+    refused: ClassVar = {"password": _FILE.format("password_file, or under [client] in defaults_file"),
+                         "pass": _FILE.format("password_file"),
+                         "datadir": "the server itself tells where its data is"}
+
+    socket: LocalPath | None = Field(None, description="Its Unix socket.", examples=["/run/mysqld/mysqld.sock"])
+    host: Words | None = Field(None, description="Its host, for TCP. Name the host itself, not a proxy before it.",
+                               examples=["db1.example.com"])
+    port: int | None = Field(None, ge=1, le=65535, description="Its port; 3306 by default.", examples=[3306])
+    user: Words | None = Field(None, description="The account; by default what the option file says.",
+                               examples=["backupd"])
+    defaults_file: LocalPath | None = Field(
+        None, description="An option file of the database's own clients, with a [client] group.",
+        examples=["/etc/backupd/shop-db1.cnf"])
+    password_file: LocalPath | None = Field(
+        None, description="A file whose first line is the password.", examples=["/etc/backupd/shop-db1.password"])
+    password_env: Words | None = Field(None, description="An environment variable that holds the password.",
+                                       examples=["SHOP_DB1_PASSWORD"])
+    policy: Name = Field(description="The policy that it follows: the name of a file in the folder of policies.",
+                         examples=["gold"])
+    owner: Words = Field("mysql", description="The operating system's user that restored files belong to.",
+                         examples=["mysql"])
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Server:
+        if self.socket and self.host:
+            raise ValueError("has both socket and host: give one")
+        if self.port is not None and not self.host:
+            raise ValueError("has a port but no host")
+        if self.password_file and self.password_env:
+            raise ValueError("has both password_file and password_env: give one")
+        return self
+
+
+class FilesystemDestination(FilesystemConfig):
+    """A folder. Backups are trees of hardlinks in it, so it must be a file system that has them."""
+
+    type: Literal["filesystem"] = Field(description="The kind of destination.", examples=["filesystem"])
+    path: LocalPath = Field(description="The folder. Its parent must exist; the folder is made at the first backup.",
+                            examples=["/srv/backups"])
+
+
+StorageClass = Literal["STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "GLACIER",
+                       "DEEP_ARCHIVE"]
+
+
+class S3Destination(Section):
+    """A bucket of Amazon S3 or of anything that speaks like it."""
+
+    refused: ClassVar = dict.fromkeys(
+        ("secret_access_key", "access_key_id", "access_key", "secret_key", "aws_access_key_id",
+         "aws_secret_access_key"), _FILE.format("credentials_file"))
+
+    type: Literal["s3"] = Field(description="The kind of destination.", examples=["s3"])
+    bucket: Annotated[str, Field(min_length=3, max_length=63)] = Field(description="The bucket.",
+                                                                      examples=["acme-backups"])
+    prefix: Annotated[str, Field(pattern=r"^[^/\s].*[^/]$|^[^/\s]?$")] = Field(
+        "", description="What all keys begin with; a slash is put after it.", examples=["prod"])
+    storage_class: StorageClass = Field("STANDARD", description="The storage class of new objects.",
+                                        examples=["STANDARD_IA"])
+    region: Words | None = Field(None, description="The region.", examples=["eu-central-1"])
+    endpoint_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = Field(
+        None, description="The address of a server that is not Amazon's.", examples=["https://s3.example.com"])
+    credentials_file: LocalPath | None = Field(
+        None, description="A shared credentials file; by default the usual ways of the SDK.",
+        examples=["/etc/backupd/s3-credentials"])
+    profile: Words | None = Field(None, description="The profile in it.", examples=["backupd"])
+
+
+class SftpDestination(Section):
+    """A folder on another host, by SSH."""
+
+    refused: ClassVar = {"password": "passwords are not supported: name a private key as key_file"}
+
+    type: Literal["sftp"] = Field(description="The kind of destination.", examples=["sftp"])
+    host: Words = Field(description="The host.", examples=["vault.example.com"])
+    port: int = Field(22, ge=1, le=65535, description="Its port.", examples=[22])
+    user: Words = Field(description="The account there.", examples=["backupd"])
+    path: Annotated[str, Field(pattern=r"^/.+")] = Field(description="The folder there, absolute.",
+                                                        examples=["/srv/backups"])
+    key_file: LocalPath | None = Field(None, description="The private key.", examples=["/etc/backupd/sftp-key"])
+    known_hosts: LocalPath | None = Field(None, description="The file of known host keys.",
+                                          examples=["/etc/backupd/known_hosts"])
+
+
+DestinationSettings = Annotated[FilesystemDestination | S3Destination | SftpDestination,
+                                Field(discriminator="type")]
+
+
+class Encryption(Section):
+    """Everything stored is encrypted for these keys. Only public keys are needed here."""
+
+    refused: ClassVar = {"passphrase": "encrypting needs none; restores read the file restore.passphrase_file"}
+
+    gnupg_home: LocalPath = Field(description="GnuPG's home with the public keys.", examples=["/etc/backupd/gnupg"])
+    recipients: tuple[Words, ...] = Field(
+        min_length=1, description="Fingerprints or user ids of the keys; each alone can open every backup.",
+        examples=[["ops@example.com"]])
+
+
+class Scratch(Section):
+    """Where test restores are made and thrown away."""
+
+    path: LocalPath = Field("/var/lib/backupd/scratch", validate_default=True,
+                            description="The folder. The database's user must be able to enter it.",
+                            examples=["/var/lib/backupd/scratch"])
+    max_bytes: Size | None = Field(None, description="The most room that it may take; by default what is free.",
+                                   examples=["500GiB"])
+    memory: Size = Field("1GiB", validate_default=True,
+                         description="The most memory for preparing and for the scratch server.", examples=["2GiB"])
+
+
+class Restore(Section):
+    """What restores need. A machine that only takes backups does not have it, and should not."""
+
+    refused: ClassVar = {"passphrase": _FILE.format("passphrase_file")}
+
+    gnupg_home: LocalPath = Field(description="GnuPG's home with the private key.",
+                                  examples=["/etc/backupd/gnupg-restore"])
+    passphrase_file: LocalPath | None = Field(
+        None, description="A file whose first line is the passphrase of that key.",
+        examples=["/etc/backupd/passphrase"])
+    scratch: Scratch = Field(default_factory=lambda: Scratch.model_validate({}), description="For test restores.")
+
+
+class Email(Section):
+    """Where mail about failures and silence goes."""
+
+    refused: ClassVar = {"password": _FILE.format("password_file")}
+
+    smtp: SmtpUrl = Field(description="The mail server.", examples=["smtp://localhost:25"])
+    sender: MailAddress = Field(alias="from", description="Who writes.", examples=["backupd@example.com"])
+    to: tuple[MailAddress, ...] = Field(min_length=1, description="Who reads.", examples=[["dba@example.com"]])
+    user: Words | None = Field(None, description="The account at the mail server.", examples=["backupd"])
+    password_file: LocalPath | None = Field(None, description="A file whose first line is its password.",
+                                            examples=["/etc/backupd/smtp-password"])
+
+
+class Alerts(Section):
+    """Who is told."""
+
+    email: Email | None = Field(None, description="By mail.")
+
+
+class Api(Section):
+    """The REST interface and the web page."""
+
+    listen: Annotated[str, AfterValidator(_listen)] = Field(
+        "127.0.0.1:8642", description="Address and port to listen on.", examples=["127.0.0.1:8642"])
+
+
+class Configuration(Section):
+    """The whole of the configuration file."""
+
+    refused: ClassVar = {"password": _FILE.format("password_file of a server"),
+                         "passphrase": _FILE.format("restore.passphrase_file"),
+                         "recipients": "belongs under encryption", "gnupg_home": "belongs under encryption"}
+
+    catalog: CatalogUrl = Field(
+        "sqlite:////var/lib/backupd/catalog.db", validate_default=True,
+        description="Where is remembered what there is: an SQLite file or a PostgreSQL database.",
+        examples=["sqlite:////var/lib/backupd/catalog.db", "postgresql://backupd@db.example.com/backupd"])
+    spool: LocalPath = Field("/var/lib/backupd/spool", validate_default=True,
+                             description="The service's own working folder: its repository key, locks, what is on its way.", examples=["/var/lib/backupd/spool"])
+    policies: LocalPath = Field("policies", validate_default=True,
+                                description="The folder of policies: each `NAME.yaml` in it is one. "
+                                            "By default `policies` beside this file.",
+                                examples=["/etc/backupd/policies"])
+    servers: dict[Name, Server] = Field(description="The database servers, by name.")
+    destinations: dict[Name, DestinationSettings] = Field(min_length=1, description="The destinations, by name.")
+    encryption: Encryption = Field(description="The keys that backups are sealed for.")
+    restore: Restore | None = Field(None, description="What restores need.")
+    alerts: Alerts = Field(default_factory=lambda: Alerts.model_validate({}),
+                           description="Who is told when something fails, or silently does not happen.")
+    api: Api = Field(default_factory=lambda: Api.model_validate({}), description="The REST interface.")

@@ -1,0 +1,64 @@
+"""Cron expressions: five fields as in crontab(5), with names for months and days of the week."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+_FIELDS: Sequence[tuple[str, int, int, Sequence[str]]] = (
+    ("minute", 0, 59, ()), ("hour", 0, 23, ()), ("day of the month", 1, 31, ()), ("month", 1, 12, _MONTHS),
+    ("day of the week", 0, 7, _DAYS))
+
+_ITEM = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?")
+
+
+def parse_cron(text: str) -> tuple[frozenset[int], ...]:
+    """The values of each field: minutes, hours, days, months, days of the week (0 is Sunday).
+
+    Raises ValueError saying which field is wrong, also for a day that never comes (30 February).
+    """
+    words = text.split()
+    if len(words) != len(_FIELDS):
+        raise ValueError(f"{text!r} is not a cron expression: it needs 5 fields, "
+                         'minute hour day month weekday, as in "0 2 * * sun"')
+    values = [_field(word, *rule) for word, rule in zip(words, _FIELDS, strict=True)]
+    days, months, weekdays = values[2], values[3], values[4]
+    if words[4] == "*" and not any(min(days) <= _LONGEST[month - 1] for month in months):
+        raise ValueError(f"{text!r} never comes: none of its months has so many days")
+    values[4] = frozenset(day % 7 for day in weekdays)
+    return tuple(values)
+
+
+def _field(word: str, name: str, low: int, high: int, names: Sequence[str]) -> frozenset[int]:
+    found: set[int] = set()
+    for item in word.split(","):
+        match = _ITEM.fullmatch(item)
+        if match is None or (match[1] == "*" and match[2]):
+            raise ValueError(f"{item!r} is not a {name}")
+        step = int(match[3] or 1)
+        if step < 1:
+            raise ValueError(f"{item!r}: a step must be 1 or more")
+        if match[1] == "*":
+            start, end = low, 6 if names is _DAYS else high
+        else:
+            start = _value(match[1], name, low, high, names)
+            end = _value(match[2], name, low, high, names) if match[2] else high if match[3] else start
+            if names is _DAYS and match[2] and end == 0:
+                end = 7
+        if end < start:
+            raise ValueError(f"{item!r}: the {name} {match[2]} comes before {match[1]}; write two ranges with a comma")
+        found.update(range(start, end + 1, step))
+    return frozenset(found)
+
+
+def _value(word: str, name: str, low: int, high: int, names: Sequence[str]) -> int:
+    if word.lower() in names:
+        return low + names.index(word.lower())
+    if not word.isascii() or not word.isdigit() or not low <= int(word) <= high:
+        known = f" or {', '.join(names)}" if names else ""
+        raise ValueError(f"{word!r} is not a {name}: {low} to {high}{known}")
+    return int(word)

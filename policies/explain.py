@@ -1,0 +1,68 @@
+"""A policy in sentences, for `backupd policy explain`."""
+
+from __future__ import annotations
+
+from backupd.model.units import format_duration, format_size
+from policies.cron import parse_cron
+from policies.schema import Keep, Policy
+
+
+def explain(policy: Policy) -> list[str]:
+    """One sentence per decision, in the order of the file. Says what is written, not what this version acts on."""
+    lines = []
+    if policy.physical is not None:
+        lines.append(f"A full copy of the data files is taken {when(policy.physical.full)}.")
+        if policy.physical.incremental:
+            lines.append(f"A copy of what changed since the one before is taken {when(policy.physical.incremental)}.")
+    if policy.logical is not None:
+        tables = policy.logical.tables
+        limits = f" except {', '.join(tables.exclude)}" if tables.exclude else ""
+        limits += f", none above {format_size(tables.max_size)}" if tables.max_size else ""
+        lines.append(f"The tables {', '.join(tables.include)}{limits} are dumped {when(policy.logical.schedule)}.")
+    if policy.binlog is not None and policy.binlog.stream:
+        seconds = format_duration(policy.binlog.checkpoint.total_seconds())
+        lines.append(f"The binary log is followed as it is written and stored every {seconds}.")
+    if policy.config_files:
+        lines.append(f"{', '.join(map(str, policy.config_files))} are kept with each backup.")
+    lines.append(f"A backup succeeds only when it is at {' and at '.join(policy.destinations.required)}.")
+    if policy.destinations.others:
+        lines.append(f"Afterwards it is copied to {' and to '.join(policy.destinations.others)}.")
+    for name in (*policy.destinations.required, *policy.destinations.others):
+        rule = policy.retention.get(name)
+        lines.append(f"{name} keeps {_kept(rule)}." if rule else f"{name} keeps everything.")
+    if policy.objectives.rpo:
+        lines.append(f"At most {format_duration(policy.objectives.rpo.total_seconds())} of work may be lost.")
+    if policy.objectives.rto:
+        lines.append(f"A restore may take {format_duration(policy.objectives.rto.total_seconds())}.")
+    if policy.test_restore is not None:
+        test = policy.test_restore
+        start = when(test.schedule) if test.schedule else "when somebody asks for it"
+        lines.append(f"A test restore to {test.target} is made {start}, with {len(test.checks)} "
+                     f"SQL check{'' if len(test.checks) == 1 else 's'}.")
+    if policy.witness.enabled:
+        seconds = format_duration(policy.witness.max_duration.total_seconds())
+        lines.append(f"With each full backup the source's tables are summed up for comparison, for at most {seconds}.")
+    return lines
+
+
+def when(cron: str) -> str:
+    """``at 02:00 on mon-sat``; expressions that are not one time a day are shown as they are written."""
+    minutes, hours, *_days = parse_cron(cron)
+    _minute, _hour, day, month, weekday = cron.split()
+    if len(minutes) != 1 or len(hours) != 1 or month != "*" or (day != "*" and weekday != "*"):
+        return f"on the schedule `{cron}`"
+    clock = f"at {min(hours):02}:{min(minutes):02}"
+    if day != "*":
+        return f"{clock} on day {day} of each month"
+    return f"{clock} every day" if weekday == "*" else f"{clock} on {weekday}"
+
+
+def _kept(rule: Keep) -> str:
+    parts = []
+    if rule.recovery_window:
+        parts.append(f"every moment of the last {format_duration(rule.recovery_window.total_seconds())}")
+    if rule.keep_fulls:
+        parts.append(f"the newest {rule.keep_fulls} full backups")
+    parts += [f"the last backup of each of {number} {unit}" for number, unit in (
+        (rule.daily, "days"), (rule.weekly, "weeks"), (rule.monthly, "months"), (rule.yearly, "years")) if number]
+    return ", and ".join(parts)

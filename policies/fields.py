@@ -1,0 +1,117 @@
+"""Kinds of values that the configuration and the policies share."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationInfo,
+    WithJsonSchema,
+)
+
+from backupd.model.ids import is_name
+from backupd.model.units import parse_duration, parse_size
+from policies.cron import parse_cron
+
+BASE = "base"
+"""Key of pydantic's validation context: the folder of the file, which relative paths start from."""
+
+_LARGEST = 2**63 - 1
+
+
+class Section(BaseModel):
+    """A mapping in a file. A name that the schema does not know is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Names that people write here with good reason, and what to write instead."""
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError("is not a size: write 500GiB, 20MB or 4096")  # noqa: TRY004  pydantic collects ValueError only
+    try:
+        size = value if isinstance(value, int) else parse_size(value)
+    except OverflowError:
+        size = _LARGEST + 1
+    if not 0 < size <= _LARGEST:
+        raise ValueError("must be more than 0 and less than 8 EiB")
+    return size
+
+
+def _duration(value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("is not a duration: write 10s, 15m, 2h, 7d or 1d12h")  # noqa: TRY004  pydantic collects ValueError only
+    try:
+        duration = parse_duration(value)
+    except OverflowError:
+        raise ValueError(f"{value!r} is too long a time") from None
+    if not duration:
+        raise ValueError("must be longer than 0s")
+    return duration
+
+
+def _cron(value: str) -> str:
+    parse_cron(value)
+    return value
+
+
+def _name(value: str) -> str:
+    if not is_name(value):
+        raise ValueError("is not a name: letters, digits, '.', '_' and '-', at most 63, the first a letter or digit")
+    return value
+
+
+def local_path(text: str, base: Path | None) -> Path:
+    """An absolute path; a relative one starts at ``base``. Raises ValueError."""
+    if not text or "\x00" in text:
+        raise ValueError("is not a path")
+    if text.startswith("~"):
+        raise ValueError("'~' is not expanded: write the path out")
+    path = Path(text)
+    if not path.is_absolute():
+        if base is None:
+            raise ValueError("must be an absolute path")
+        path = base / path
+    return Path(os.path.normpath(path))
+
+
+def _local_path(value: Any, info: ValidationInfo) -> Path:
+    if not isinstance(value, (str, Path)):
+        raise ValueError("is not a path: it must be text")  # noqa: TRY004  pydantic collects ValueError only
+    context = info.context
+    return local_path(str(value), context.get(BASE) if isinstance(context, dict) else None)
+
+
+_PATTERN = re.compile(r"[^.\s][^.]*\.[^.]+")
+
+
+def _table_pattern(value: str) -> str:
+    if not _PATTERN.fullmatch(value):
+        raise ValueError(f"{value!r} is not a pattern of tables: write schema.table, as in shop.* or shop.audit_*")
+    return value
+
+
+Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": "string", "format": "size"})]
+"""Bytes."""
+Duration = Annotated[timedelta, BeforeValidator(_duration), WithJsonSchema({"type": "string", "format": "duration"})]
+Cron = Annotated[str, AfterValidator(_cron), WithJsonSchema({"type": "string", "format": "cron expression"})]
+Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "format": "name"})]
+LocalPath = Annotated[Path, BeforeValidator(_local_path), WithJsonSchema({"type": "string", "format": "path"})]
+"""Absolute after reading."""
+TablePattern = Annotated[str, AfterValidator(_table_pattern), WithJsonSchema({"type": "string", "format": "pattern"})]
+Words = Annotated[str, StringConstraints(min_length=1, max_length=4000, pattern=r"\S")]
+"""Text that is not empty."""

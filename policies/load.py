@@ -1,0 +1,159 @@
+"""Reading policies and the configuration from their files, with every problem of all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backupd.model.errors import ConfigurationError, Problem
+from backupd.model.ids import is_name
+from policies.configuration import Configuration
+from policies.document import Node, read_document
+from policies.fields import local_path
+from policies.problems import place, suggestion, validate
+from policies.schema import Policy
+
+SUFFIX = ".yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFile:
+    """What was read from one policy file: the value when it is valid, the tree when it could be parsed."""
+
+    path: Path
+    policy: Policy | None
+    node: Node | None
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and its policies, checked against each other."""
+
+    file: Path
+    configuration: Configuration
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+
+
+def load_policy(path: Path) -> Policy:
+    """One policy file by itself; its destinations are not looked up. Raises ConfigurationError."""
+    found = read_policy(path)
+    if found.policy is None or found.problems:
+        raise ConfigurationError(found.problems)
+    return found.policy
+
+
+def load(path: Path) -> Loaded:
+    """The configuration file and every policy in its folder. Raises ConfigurationError, all problems in one."""
+    node, problems = read_document(path)
+    if node is None:
+        raise ConfigurationError(problems, hint=f"`backupd policy example backupd` shows a complete file for {path}"
+                                 if not path.exists() else "")
+    configuration, wrong = validate(Configuration, node, path)
+    problems += wrong
+    folder = configuration.policies if configuration else _guess_folder(node, path)
+    files = {} if folder is None else read_policies(folder, problems, file=path, line=node.key_lines.get("policies"))
+    for found in files.values():
+        problems += found.problems
+    if folder is not None and folder.is_dir():
+        problems += _unknown_policies(node, path, files)
+    destinations = node.names("destinations")
+    for found in files.values():
+        problems += unknown_destinations(found, destinations)
+    if problems or configuration is None:
+        raise ConfigurationError(sorted(problems, key=lambda p: (p.file != str(path), p.file, p.line or 0)))
+    return Loaded(path, configuration, {name: found.policy for name, found in files.items() if found.policy})
+
+
+def read_policy(path: Path) -> PolicyFile:
+    """Never raises: what is wrong is in ``problems``."""
+    node, problems = read_document(path)
+    policy = None
+    if node is not None:
+        policy, wrong = validate(Policy, node, path)
+        problems += wrong
+        problems += _retention_elsewhere(node, path)
+    return PolicyFile(path, policy, node, tuple(problems))
+
+
+def read_policies(folder: Path, problems: list[Problem], *, file: Path, line: int | None) -> dict[str, PolicyFile]:
+    """Every policy of a folder by name. Adds to ``problems`` what is wrong with the folder itself.
+
+    ``file`` and ``line`` say where the folder was named.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except (OSError, ValueError) as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+        problems.append(Problem(str(file), line, "policies", f"the folder {folder} {reason}"))
+        return {}
+    files = {}
+    for path in paths:
+        if path.suffix == ".yml":
+            problems.append(Problem(str(path), None, "", f"would be ignored: name it {path.stem}{SUFFIX}"))
+        elif path.suffix == SUFFIX:
+            if not is_name(path.stem):
+                problems.append(Problem(str(path), None, "", "its name cannot be the name of a policy: letters, "
+                                                             "digits, '.', '_' and '-' only"))
+            files[path.stem] = read_policy(path)
+    return files
+
+
+def unknown_destinations(found: PolicyFile, known: Collection[str]) -> list[Problem]:
+    """Destinations that a policy names and the configuration does not have."""
+    if found.node is None:
+        return []
+    problems = []
+    for group in ("required", "others"):
+        for number, name in _items(found.node, "destinations", group):
+            if name not in known:
+                line, dotted = place(found.node, ("destinations", group, number))
+                problems.append(Problem(str(found.path), line, dotted,
+                                        f"no destination `{name}` in the configuration{suggestion(name, known)}"))
+    return problems
+
+
+def _retention_elsewhere(node: Node, path: Path) -> list[Problem]:
+    used = {name for group in ("required", "others") for _number, name in _items(node, "destinations", group)}
+    problems = []
+    for name in node.names("retention"):
+        if used and name not in used:
+            line, dotted = place(node, ("retention", name))
+            problems.append(Problem(str(path), line, dotted,
+                                    f"`{name}` is not among this policy's destinations{suggestion(name, used)}"))
+    return problems
+
+
+def _unknown_policies(node: Node, path: Path, files: Mapping[str, PolicyFile]) -> list[Problem]:
+    problems = []
+    servers = node.child("servers")
+    for server in node.names("servers"):
+        entry = servers.child(server) if servers is not None else None
+        named = entry.child("policy") if entry is not None else None
+        if named is not None and isinstance(named.value, str) and named.value not in files:
+            line, dotted = place(node, ("servers", server, "policy"))
+            problems.append(Problem(str(path), line, dotted,
+                                    f"no policy `{named.value}` in the folder of policies"
+                                    f"{suggestion(named.value, files)}"))
+    return problems
+
+
+def _items(node: Node, *steps: str) -> list[tuple[int, str]]:
+    for step in steps:
+        child = node.child(step)
+        if child is None:
+            return []
+        node = child
+    if not isinstance(node.value, list):
+        return []
+    return [(number, item.value) for number, item in enumerate(node.value) if isinstance(item.value, str)]
+
+
+def _guess_folder(node: Node, path: Path) -> Path | None:
+    named = node.child("policies")
+    text = "policies" if named is None else named.value
+    try:
+        return local_path(text, path.absolute().parent) if isinstance(text, str) else None
+    except ValueError:
+        return None

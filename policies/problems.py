@@ -1,0 +1,158 @@
+"""From pydantic's errors to problems with a line and an advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from backupd.model.errors import Problem
+from policies.document import Node
+from policies.fields import BASE
+
+Model = TypeVar("Model", bound=BaseModel)
+
+Location = Sequence[str | int]
+
+_MESSAGES = {
+    "union_tag_not_found": "its `type` is missing: filesystem, s3 or sftp",
+    "dict_type": "must be a mapping: lines of `name: value`",
+    "model_type": "must be a mapping: lines of `name: value`",
+    "model_attributes_type": "must be a mapping: lines of `name: value`",
+    "tuple_type": "must be a list: [one, two]",
+    "list_type": "must be a list: [one, two]",
+    "string_type": "must be text: put it in quotes",
+    "too_short": "must not be empty",
+    "string_too_short": "is too short",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+}
+
+
+def validate(model: type[Model], node: Node, file: Path) -> tuple[Model | None, list[Problem]]:
+    """The value of a file, or everything that is wrong with it. Relative paths start at the file's folder."""
+    try:
+        return model.model_validate(node.plain(), context={BASE: file.absolute().parent}), []
+    except ValidationError as error:
+        # The input is left out: it may hold what should never have been written there.
+        details = error.errors(include_url=False, include_input=False)
+        return None, [_problem(model, node, str(file), detail) for detail in details]
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'gold'?``, or what there is, or nothing."""
+    names = sorted(known)
+    close = get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean `{close[0]}`?"
+    return f"; known: {', '.join(names[:20])}" if names else ""
+
+
+def place(node: Node, location: Location) -> tuple[int, str]:
+    """The line of what ``location`` leads to, or of the last thing on the way there; and its dotted name."""
+    line, dotted = node.line, ""
+    for step in location:
+        child = node.child(step)
+        if child is None:
+            continue  # a name that pydantic adds: the tag of a union, "[key]"
+        line = node.key_lines.get(step, child.line) if isinstance(step, str) else child.line
+        dotted = _join(dotted, step)
+        node = child
+    return line, dotted
+
+
+def _join(dotted: str, step: str | int) -> str:
+    if isinstance(step, int):
+        return f"{dotted}[{step}]"
+    return f"{dotted}.{step}" if dotted else step
+
+
+def _problem(model: type[BaseModel], node: Node, file: str, error: ErrorDetails) -> Problem:
+    location, kind = error["loc"], error["type"]
+    line, dotted = place(node, location)
+    if kind == "missing":
+        dotted = _join(dotted, str(location[-1]))
+    return Problem(file, line, dotted, _message(model, error))
+
+
+def _message(model: type[BaseModel], error: ErrorDetails) -> str:
+    kind, location, context = error["type"], error["loc"], error.get("ctx", {})
+    if kind in _MESSAGES:
+        return _MESSAGES[kind]
+    match kind:
+        case "missing":
+            message = f"is missing{_description(model, location)}"
+        case "extra_forbidden":
+            message = _unknown(model, location)
+        case "union_tag_invalid":
+            tag = str(context.get("tag", ""))[:60]
+            known = str(context.get("expected_tags", "")).replace("'", "").split(", ")
+            message = f"`type: {tag}` is not known{suggestion(tag, known)}"
+        case "value_error":
+            message = error["msg"].removeprefix("Value error, ")
+        case _:
+            message = f"must {error['msg'].removeprefix('Input should ').removeprefix('String should ')}"
+    return message
+
+
+def _description(model: type[BaseModel], location: Location) -> str:
+    for candidate in _models_at(model, location[:-1]):
+        field = next((f for n, f in candidate.model_fields.items() if (f.alias or n) == location[-1]), None)
+        if field is not None and field.description:
+            return f": {field.description}"
+    return ""
+
+
+def _unknown(model: type[BaseModel], location: Location) -> str:
+    word, known = str(location[-1]), set[str]()
+    for candidate in _models_at(model, location[:-1]):
+        refused: Mapping[str, str] = getattr(candidate, "refused", {})
+        if word.lower() in refused:
+            return refused[word.lower()]
+        known |= {field.alias or name for name, field in candidate.model_fields.items()}
+    return f"is not known here{suggestion(word, known)}"
+
+
+def _models_at(model: type[BaseModel], location: Location) -> list[type[BaseModel]]:
+    """The schemas that a place may have; a tag in the location picks one of a union."""
+    types: list[Any] = [model]
+    for step in location:
+        tagged = [kind for kind in types if _is_model(kind) and step not in _fields(kind) and _has_tag(kind, step)]
+        types = tagged or [inner for kind in types for inner in _step(kind, step)]
+    return [kind for kind in types if _is_model(kind)]
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _fields(kind: type[BaseModel]) -> dict[str, Any]:
+    return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+
+
+def _has_tag(kind: type[BaseModel], step: str | int) -> bool:
+    annotation = _fields(kind).get("type")
+    return get_origin(annotation) is Literal and step in get_args(annotation)
+
+
+def _step(kind: Any, step: str | int) -> list[Any]:
+    if _is_model(kind):
+        return _alternatives(_fields(kind)[str(step)]) if step in _fields(kind) else []
+    arguments = [argument for argument in get_args(kind) if argument is not Ellipsis]
+    return _alternatives(arguments[-1]) if arguments else []
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for part in get_args(annotation) for kind in _alternatives(part)]
+    return [annotation]

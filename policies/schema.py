@@ -1,0 +1,168 @@
+"""A policy: what is backed up when, where it is kept and how it is proved. One YAML file each."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field, model_validator
+
+from policies.fields import Cron, Duration, LocalPath, Name, Section, Size, TablePattern, Words
+
+NO_LOGICAL_INCREMENTS = (
+    "logical backups have no increments: take a full one each week and let the binary log fill the days between; "
+    "`backupd policy example weekly-logical` is such a policy")
+
+
+class Physical(Section):
+    """Copies of the data files: the way back for a whole server."""
+
+    full: Cron = Field(description="When full backups are taken.", examples=["0 2 * * sun"])
+    incremental: Cron | None = Field(
+        None, description="When backups of what changed since the one before are taken.", examples=["0 2 * * mon-sat"])
+    parallel: int = Field(2, ge=1, le=64, description="Files that the tool copies at once.", examples=[4])
+
+
+class Tables(Section):
+    """Which tables: those that any `include` fits and no `exclude` does."""
+
+    include: tuple[TablePattern, ...] = Field(
+        ("*.*",), min_length=1, description="Patterns of tables to take; `*` stands for any text.",
+        examples=[["shop.*"]])
+    exclude: tuple[TablePattern, ...] = Field(
+        (), description="Patterns of tables to leave out.", examples=[["shop.audit_*"]])
+    max_size: Size | None = Field(
+        None, description="Larger tables are left out, and reported as left out.", examples=["2GiB"])
+
+
+class Logical(Section):
+    """Dumps table by table: the way back for one table, and onto another version."""
+
+    refused: ClassVar = {"incremental": NO_LOGICAL_INCREMENTS, "incrementals": NO_LOGICAL_INCREMENTS}
+
+    schedule: Cron = Field(description="When the tables are dumped.", examples=["0 4 * * *"])
+    tables: Tables = Field(default_factory=lambda: Tables.model_validate({}), description="Which tables.")
+
+
+class Binlog(Section):
+    """A continuous copy of the binary log: the way to any moment."""
+
+    stream: bool = Field(True, description="Follow the binary log as it is written.", examples=[True])
+    checkpoint: Duration = Field(
+        "10s", validate_default=True,
+        description="How often what has arrived is stored; the most that a lost host can cost.", examples=["10s"])
+
+
+class Destinations(Section):
+    """Names of destinations from the configuration."""
+
+    required: tuple[Name, ...] = Field(
+        min_length=1, description="A backup succeeds only when it is at all of these.", examples=[["local"]])
+    others: tuple[Name, ...] = Field(
+        (), description="It is copied to these afterwards.", examples=[["offsite", "vault"]])
+
+    @model_validator(mode="after")
+    def _once(self) -> Destinations:
+        names = (*self.required, *self.others)
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)}: named more than once")
+        return self
+
+
+class Keep(Section):
+    """What a destination keeps. A backup stays while any rule wants it; what it builds on stays with it."""
+
+    recovery_window: Duration | None = Field(
+        None, description="Every moment of this time up to now stays recoverable.", examples=["7d"])
+    keep_fulls: int | None = Field(None, ge=1, description="The newest full backups to keep.", examples=[2])
+    daily: int | None = Field(None, ge=1, description="Days of which the last backup is kept.", examples=[7])
+    weekly: int | None = Field(None, ge=1, description="Weeks of which the last backup is kept.", examples=[5])
+    monthly: int | None = Field(None, ge=1, description="Months of which the last backup is kept.", examples=[12])
+    yearly: int | None = Field(None, ge=1, description="Years of which the last backup is kept.", examples=[7])
+
+    @model_validator(mode="after")
+    def _something(self) -> Keep:
+        if not self.model_fields_set or all(getattr(self, name) is None for name in type(self).model_fields):
+            raise ValueError("keeps nothing: give at least one rule, or leave the destination out to keep everything")
+        return self
+
+
+class Objectives(Section):
+    """What the business was promised."""
+
+    rpo: Duration | None = Field(None, description="The most work that may be lost.", examples=["60s"])
+    rto: Duration | None = Field(None, description="The longest that a restore may take.", examples=["2h"])
+
+
+_PLACEHOLDER = re.compile(r"\{([a-zA-Z_]+)\}")
+
+
+def _sql(text: str) -> str:
+    if strange := sorted(set(_PLACEHOLDER.findall(text)) - {"target"}):
+        raise ValueError(f"{{{strange[0]}}} is not known: only {{target}}, the moment restored to, is filled in")
+    return text
+
+
+class SqlCheck(Section):
+    """A question to the restored server."""
+
+    name: Words | None = Field(None, description="What reports call it; by default the SQL itself.",
+                               examples=["orders of the last day"])
+    sql: Annotated[Words, AfterValidator(_sql)] = Field(
+        description="One statement that gives one value; the check is passed when that is true (not 0, not NULL). "
+                    "`{target}` becomes the moment restored to, as a quoted time in UTC.",
+        examples=["SELECT COUNT(*) > 0 FROM shop.orders WHERE created_at > {target} - INTERVAL 1 DAY"])
+
+
+class TestRestore(Section):
+    """Backups are restored on a private server, looked at, and thrown away again."""
+
+    schedule: Cron | None = Field(None, description="When.", examples=["0 6 * * *"])
+    target: Annotated[str, Field(min_length=1, pattern=r"^\S+$")] = Field(
+        "latest", description="To where: `latest`, `random`, or any target that `backupd restore --to` takes.",
+        examples=["random"])
+    checks: tuple[SqlCheck, ...] = Field((), description="Questions to the restored server, besides CHECK TABLE.")
+
+
+class Witness(Section):
+    """Checksums of the source's tables, read in one snapshot, for a test restore to compare with.
+
+    Reading them costs the source one full read of its tables, and purge lag while the snapshot is open.
+    """
+
+    enabled: bool = Field(True, description="Read them with each full backup.", examples=[True])
+    max_duration: Duration = Field(
+        "10m", validate_default=True, description="Stop after this time; the tables not read are named in the proof.",
+        examples=["10m"])
+
+
+class Policy(Section):
+    """The whole of a policy file."""
+
+    refused: ClassVar = {
+        "password": "secrets have no place in a policy",
+        "schedule": "each leg has its own: physical.full, physical.incremental, logical.schedule",
+        "include": "belongs under logical.tables", "exclude": "belongs under logical.tables",
+        "owner": "belongs to the server in the configuration file",
+    }
+
+    physical: Physical | None = Field(None, description="Backups of the data files.")
+    logical: Logical | None = Field(None, description="Backups table by table.")
+    binlog: Binlog | None = Field(None, description="The binary log.")
+    config_files: tuple[LocalPath, ...] = Field(
+        (), description="Files and folders of the server's host that are kept with each backup.",
+        examples=[["/etc/mysql", "/usr/local/bin/rotate-audit"]])
+    destinations: Destinations = Field(description="Where backups go.")
+    retention: dict[Name, Keep] = Field(
+        default_factory=dict, description="What each destination keeps. One that is not named here keeps everything.")
+    objectives: Objectives = Field(default_factory=lambda: Objectives.model_validate({}),
+                                   description="What restores are measured against.")
+    test_restore: TestRestore | None = Field(None, description="How backups are proved.")
+    witness: Witness = Field(default_factory=lambda: Witness.model_validate({}),
+                             description="What restored tables are compared with.")
+
+    @model_validator(mode="after")
+    def _does_something(self) -> Policy:
+        if self.physical is None and self.logical is None and self.binlog is None:
+            raise ValueError("backs up nothing: give physical, logical or binlog")
+        return self

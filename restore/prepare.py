@@ -1,0 +1,48 @@
+"""Applies redo and increments to a fetched copy, and believes the tool only after looking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+
+from backupd.engine.physical import PhysicalTool
+from backupd.model.progress import Progress, Report
+from backupd.model.server import Receipts
+from backupd.process.run import run
+
+
+def prepare(
+    tool: PhysicalTool,
+    base: Path,
+    increments: Sequence[Path],
+    receipts: Receipts,
+    *,
+    memory: int,
+    logs: Path,
+    report: Report,
+    cancel: Event | None = None,
+) -> None:
+    """Make ``base`` a data directory that a server can be started on.
+
+    ``receipts``: of the last backup applied; ``memory`` in bytes; ``logs``: folder that keeps each step's
+    whole stderr (0600). Raises ToolError when a step fails or did not get as far as it had to, DamagedError
+    when files are missing, CancelledError. After an error the files have to be fetched again.
+    """
+    logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    steps = tool.prepare(base, increments, memory=memory)
+    told: list[str] = []
+    for number, step in enumerate(steps, start=1):
+        report(Progress("prepare", files_done=number - 1, files_total=len(steps), note=step.title))
+        log = logs / f"prepare-{number}.log"
+        log.unlink(missing_ok=True)
+        run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
+        told.append(log.read_text(encoding="utf-8", errors="replace"))
+    tool.verify_prepared(base, receipts, told)
+
+
+def _teller(report: Report, number: int, total: int) -> Callable[[str], None]:
+    def tell(line: str) -> None:
+        report(Progress("prepare", files_done=number - 1, files_total=total, note=line.strip()[:200]))
+
+    return tell

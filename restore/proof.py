@@ -1,0 +1,46 @@
+"""Puts together what a test restore proved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from backupd.model.proof import Check, Phase, Proof
+from restore.checks import FAILED
+
+
+def make_proof(
+    *,
+    proof_id: str,
+    server: str,
+    backup_id: str,
+    target: str,
+    started_at: datetime,
+    finished_at: datetime,
+    phases: Sequence[Phase],
+    checks: Sequence[Check],
+    tables_compared: int,
+    error: str = "",
+) -> Proof:
+    """``failed`` when anything failed or ended early (``error``: its whole text), ``proved`` when tables were
+    compared with a witness, ``restored`` when there was none to compare with."""
+    if error or any(check.outcome == FAILED for check in checks):
+        outcome = "failed"
+        error = error or "; ".join(
+            f"{check.name}: {check.detail}" for check in checks if check.outcome == FAILED
+        )
+    else:
+        outcome = "proved" if tables_compared else "restored"
+    return Proof(
+        id=proof_id,
+        server=server,
+        backup_id=backup_id,
+        target=target,
+        outcome=outcome,
+        started_at=started_at,
+        finished_at=finished_at,
+        phases=tuple(phases),
+        checks=tuple(checks),
+        tables_compared=tables_compared,
+        error=error,
+    )

@@ -1,0 +1,134 @@
+"""Everything that forbids a restore, asked before the first byte moves."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.engine.toolset import NO_PATHS, physical_backup_tool, server_program
+from backupd.model.errors import RefusedError, ToolError, ToolMissingError
+from backupd.model.server import ServerInfo, Tool
+from backupd.model.units import format_size
+from restore.names import check_collisions
+from restore.occupancy import refuse_non_empty, refuse_occupied
+from restore.room import Need, measure, refuse_too_small
+from restore.sources import Loaded
+from restore.staging import Site
+
+_REDO = ("ib_logfile*", "xtrabackup_logfile")
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What this host has for the backup's server. ``server`` is None when nothing has to be started and no server
+    program is installed."""
+
+    backup: Tool
+    server: Tool | None
+
+
+def find_programs(info: ServerInfo, *, start: bool, paths: Mapping[str, str] = NO_PATHS) -> Programs:
+    """The tool and the server program of the backup's own series.
+
+    Raises ToolMissingError, and RefusedError where a program of another series is installed: it would not
+    understand the files, or silently upgrade them.
+    """
+    try:
+        backup = physical_backup_tool(info.flavour, info.version, paths=paths)
+        try:
+            server = server_program(info.flavour, info.version, paths=paths)
+        except ToolMissingError:
+            if start:
+                raise
+            server = None
+    except ToolMissingError:
+        raise
+    except ToolError as error:
+        raise RefusedError(error.message, detail=error.detail, hint=error.hint) from error
+    return Programs(backup, server)
+
+
+def refuse_place(site: Site) -> None:
+    """Raises RefusedError unless the data directory is empty and nobody lives in it."""
+    refuse_occupied(site.datadir)
+    refuse_non_empty(site.datadir, ours=site.ours)
+
+
+def need_of(chain: Sequence[Loaded]) -> Need:
+    """The room that restoring ``chain`` takes."""
+    info = chain[-1].body.facts.server
+    redo_applied = sum(
+        entry.size
+        for loaded in chain
+        for entry in loaded.body.entries
+        if any(fnmatch.fnmatchcase(entry.path, pattern) for pattern in _REDO)
+    )
+    stored = [{item.name: item for item in loaded.header.objects} for loaded in chain]
+    return measure(
+        [(loaded.body.entries, objects) for loaded, objects in zip(chain, stored, strict=True)],
+        redo_applied=redo_applied,
+        redo_log=_redo_log(info.variables),
+    )
+
+
+def _redo_log(variables: Mapping[str, str]) -> int:
+    """Bytes of redo log that a server with these settings makes at its first start."""
+
+    def number(name: str, default: int) -> int:
+        text = variables.get(name, "")
+        return int(text) if text.isdigit() else default
+
+    if "innodb_redo_log_capacity" in variables:
+        return number("innodb_redo_log_capacity", 0)
+    return number("innodb_log_file_size", 96 * 1024 * 1024) * number("innodb_log_files_in_group", 1)
+
+
+def refuse_no_room(chain: Sequence[Loaded], site: Site) -> tuple[str, ...]:
+    """Raises RefusedError for too little room or names that collide there; gives warnings.
+
+    What an earlier attempt has fetched already is not needed again.
+    """
+    folder = next(f for f in (site.folder, *site.folder.parents) if f.exists())
+    for loaded in chain:
+        check_collisions(loaded.body.entries, folder)
+    return refuse_too_small(need_of(chain), folder, there=_present(site.folder))
+
+
+def refuse_over_limit(chain: Sequence[Loaded], limit: int) -> None:
+    """Raises RefusedError when a throw-away copy would take more than ``limit`` bytes."""
+    need = need_of(chain)
+    if need.least_bytes > limit:
+        raise RefusedError(
+            f"a test restore of this backup needs {format_size(need.bytes)}; allowed are {format_size(limit)}",
+            detail=need.describe(),
+            hint="raise restore.scratch.max_bytes in the configuration",
+        )
+
+
+def _present(folder: Path) -> tuple[int, int]:
+    """Bytes and inodes that the files below ``folder`` take."""
+    size = files = 0
+    for root, _folders, names in os.walk(folder):
+        for name in names:
+            size += Path(root, name).lstat().st_blocks * 512
+            files += 1
+    return size, files
+
+
+def remarks(info: ServerInfo) -> tuple[str, ...]:
+    """What an operator should know about a server before it is restored."""
+    found: list[str] = []
+    if info.encrypted:
+        found.append(
+            f"{len(info.encrypted)} encrypted tablespaces: without the source's key management plugin and its "
+            "keys on this host neither prepare nor the server can open them"
+        )
+    if info.external:
+        found.append(
+            f"{len(info.external)} paths outside the source's data directory are restored inside the new one: "
+            + ", ".join(sorted({path.kind for path in info.external}))
+        )
+    return tuple(found)

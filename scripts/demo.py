@@ -1,0 +1,288 @@
+"""The main job from end to end, on a database server of its own.
+
+Starts a private MariaDB with sample data, backs it up, damages it, restores it onto a fresh server, shows
+that what was lost is back, backs up again to show what is shared, and proves the newest backup by a test
+restore. All of it is done by the ``backupd`` command line; whatever was started is stopped and removed at the
+end. The last line on stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support import sample
+from tests.support.keys import Keys, operator_keys
+from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer, connect, query
+from tests.support.places import give_to_database, runs_as_root, short_directory
+
+MEBIBYTE = 2**20
+SERVER = "shop-db1"
+PROGRAM = Path(sys.executable).with_name("backupd")
+CONFIGURATION = """\
+catalog: sqlite:///{base}/catalog.db
+spool: {base}/spool
+policies: {base}/policies
+servers:
+  {server}: {{socket: {socket}, defaults_file: {client}, policy: demo, owner: {owner}}}
+destinations:
+  local: {{type: filesystem, path: {base}/backups}}
+encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}
+restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch, memory: 512MiB}}}}
+"""
+POLICY = """\
+physical: {full: "0 2 * * *"}
+destinations: {required: [local]}
+test_restore:
+  checks:
+    - sql: "SELECT SUM(balance) = 2000000 FROM bank.accounts"
+    - sql: "SELECT COUNT(*) > 0 FROM shop.order_totals"
+"""
+
+
+class DemoFailedError(Exception):
+    """Something is not as it must be."""
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def step(number: int, title: str) -> None:
+    say(f"\n== {number}. {title}")
+
+
+def expect(holds: bool, what: str) -> None:
+    if not holds:
+        raise DemoFailedError(what)
+    say(f"   ok: {what}")
+
+
+class CommandLine:
+    """Runs ``backupd`` and shows each command as one would type it."""
+
+    def __init__(self, config: Path) -> None:
+        self._env = os.environ | {"BACKUPD_CONFIG": str(config)}
+
+    def show(self, *words: str) -> None:
+        """Run a command for its text."""
+        self._run(words, stdout=None)
+
+    def ask(self, *words: str) -> Any:
+        """Run a command for its JSON document; progress stays visible."""
+        return json.loads(self._run((*words, "--json"), stdout=subprocess.PIPE))
+
+    def _run(self, words: Sequence[str], stdout: int | None) -> str:
+        say(f"\n$ backupd {shlex.join(words)}")
+        done = subprocess.run(
+            [PROGRAM, *words], env=self._env, stdin=subprocess.DEVNULL, stdout=stdout, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise DemoFailedError(f"`backupd {shlex.join(words)}` exited with {done.returncode}")
+        return done.stdout or ""
+
+
+@contextlib.contextmanager
+def stopped_at_the_end(pid: int) -> Iterator[None]:
+    """The server with this process id, started by ``restore --start``, does not outlive the block."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+            give_up = time.monotonic() + 60
+            while Path(f"/proc/{pid}").exists():
+                if time.monotonic() > give_up:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.05)
+
+
+def write_configuration(base: Path, server: PrivateServer, keys: Keys) -> Path:
+    for name in ("backups", "scratch", "spool"):
+        (base / name).mkdir()
+    give_to_database(base / "scratch")
+    (base / "policies").mkdir()
+    (base / "policies" / "demo.yaml").write_text(POLICY)
+    config = base / "backupd.yaml"
+    config.write_text(
+        CONFIGURATION.format(
+            base=base,
+            server=SERVER,
+            socket=server.socket,
+            keys=keys,
+            client=server.client_file(SERVICE_USER, SERVICE_PASSWORD),
+            owner="mysql" if runs_as_root() else os.environ.get("USER", ""),
+        )
+    )
+    return config
+
+
+def stored_bytes(base: Path) -> int:
+    """What the destination takes on disk; a file with many names counts once."""
+    seen = {
+        (info.st_dev, info.st_ino): info.st_blocks * 512
+        for path in (base / "backups").rglob("*")
+        if (info := path.lstat()) and not path.is_dir()
+    }
+    return sum(seen.values())
+
+
+def inodes_of(base: Path, backup_id: str) -> set[int]:
+    """The files of one backup's browsable tree."""
+    tree = base / "backups" / "servers" / SERVER / backup_id / "files"
+    return {path.stat().st_ino for path in tree.rglob("*") if path.is_file()}
+
+
+def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dict[str, Any]:
+    """All steps; returns the closing JSON object. Raises DemoFailedError at the first thing that is wrong."""
+    step(1, "A server with data")
+    begin = time.monotonic()
+    source.create_backup_users()
+    sample.create(source, size)
+    source.settle()
+    with source.connect() as connection:
+        sums_before = sample.checksum_everything(connection)
+        objects_before = sample.describe_everything(connection)
+    orders = source.scalar("SELECT COUNT(*) FROM shop.orders")
+    letters = source.scalar("SELECT COUNT(*) FROM archive.letters")
+    data = sum(path.stat().st_size for path in source.datadir.rglob("*.ibd"))
+    version = source.scalar("SELECT VERSION()")
+    kinds = ", ".join(f"{len(lines)} {kind}" for kind, lines in objects_before.items())
+    say(
+        f"MariaDB {version}: {data / MEBIBYTE:.0f} MiB in {len(sums_before)} tables; {kinds}"
+        f" (made in {time.monotonic() - begin:.1f} s)"
+    )
+
+    step(2, "Is everything ready for backups?")
+    config = write_configuration(base, source, keys)
+    say(f"$ export BACKUPD_CONFIG={config}")
+    backupd = CommandLine(config)
+    backupd.show("check", SERVER)
+
+    step(3, "The first full backup")
+    first = backupd.ask("backup", SERVER, "--kind", "full")
+    say(
+        f"{first['id']}: {first['bytes_source'] / MEBIBYTE:.0f} MiB in {first['files']} files, stored as "
+        f"{first['bytes_stored'] / MEBIBYTE:.0f} MiB (compressed, encrypted for {keys.user_id})"
+    )
+    stored_first = stored_bytes(base)
+
+    step(4, "An accident on the source")
+    for statement in ("DROP TABLE archive.letters", "DELETE FROM shop.orders WHERE id <= 2500"):
+        say(f"SQL> {statement}")
+        source.execute(statement)
+    say(f"lost: {letters} letters and {orders - source.scalar('SELECT COUNT(*) FROM shop.orders')} orders")
+
+    step(5, "Restore to a fresh server")
+    target = f"backup:{first['id']}"
+    datadir = base / "fresh" / "data"
+    datadir.parent.mkdir()
+    backupd.show("plan", SERVER, "--to", target, "--datadir", str(datadir))
+    begin = time.monotonic()
+    outcome = backupd.ask("restore", SERVER, "--to", target, "--datadir", str(datadir), "--start")
+    restore_seconds = time.monotonic() - begin
+    with stopped_at_the_end(outcome["server"]["pid"]):
+        phases = ", ".join(f"{phase['name']} {phase['seconds']:.1f} s" for phase in outcome["phases"])
+        say(f"a server runs on {datadir} after {restore_seconds:.1f} s: {phases}")
+        with contextlib.closing(connect(outcome["server"]["socket"])) as fresh:
+            expect(
+                query(fresh, "SELECT COUNT(*) FROM archive.letters") == [(letters,)],
+                f"the dropped table is back with its {letters} rows",
+            )
+            expect(
+                query(fresh, "SELECT COUNT(*) FROM shop.orders") == [(orders,)],
+                f"all {orders} orders are back",
+            )
+            expect(
+                sample.checksum_everything(fresh) == sums_before,
+                f"the checksums of all {len(sums_before)} tables equal the source's before the accident",
+            )
+            expect(
+                comparable(sample.describe_everything(fresh)) == comparable(objects_before),
+                "views, triggers, routines, events, users and grants are the same",
+            )
+
+    step(6, "A second backup shares what did not change")
+    source.settle()
+    second = backupd.ask("backup", SERVER, "--kind", "full")
+    shared = len(inodes_of(base, first["id"]) & inodes_of(base, second["id"]))
+    grown = stored_bytes(base) - stored_first
+    say(
+        f"{second['id']}: {second['files_linked']} of {second['files']} files unchanged; {shared} files of "
+        f"the first backup's tree are hard links of the second's; the destination grew by "
+        f"{grown / MEBIBYTE:.1f} MiB"
+    )
+    expect(shared > 0 and second["files_linked"] > 0, "unchanged files are stored once")
+    backupd.show("backups", SERVER)
+
+    step(7, "A test restore of the newest backup proves it")
+    proof = backupd.ask("test-restore", SERVER)
+    for check in proof["checks"]:
+        say(f"   {check['outcome']}: {check['name']}" + (f" ({check['detail']})" if check["detail"] else ""))
+    expect(
+        proof["outcome"] == "proved",
+        f"restored, checked and {proof['tables_compared']} tables compared with the "
+        f"source's witness in {proof['seconds']:.1f} s",
+    )
+
+    step(8, "Is what is stored still what was stored?")
+    backupd.show("verify")
+    backupd.show("fsck")
+    return {
+        "proved": True,
+        "server": f"MariaDB {version}",
+        "data_bytes": data,
+        "backups": [first["id"], second["id"]],
+        "restore_seconds": round(restore_seconds, 3),
+        "linked_files": shared,
+        "tables_compared": proof["tables_compared"],
+        "second_backup_new_bytes": second["bytes_new"],
+        "proof_seconds": proof["seconds"],
+    }
+
+
+def comparable(described: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Without what a restored server is meant to have differently: the state of its events."""
+    return described | {
+        "events": [
+            re.sub(r" (ENABLED|DISABLED|SLAVESIDE_DISABLED) ", " ", line) for line in described["events"]
+        ]
+    }
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--megabytes", type=int, default=600, help="size of the sample data (default 600)")
+    size = arguments.parse_args().megabytes * 1_000_000
+    signal.signal(
+        signal.SIGTERM, lambda number, _frame: sys.exit(128 + number)
+    )  # so that everything is stopped
+    begin = time.monotonic()
+    result: dict[str, Any]
+    try:
+        with short_directory("bd-") as base, operator_keys() as keys, PrivateServer() as source:
+            result = demonstrate(base, source, keys, size)
+    except DemoFailedError as error:
+        say(f"\nFAILED: {error}")
+        result = {"proved": False, "error": str(error)}
+    else:
+        say(
+            f"\nDone in {time.monotonic() - begin:.0f} s; everything that was started is stopped and removed."
+        )
+    say(json.dumps(result))
+    return 0 if result["proved"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

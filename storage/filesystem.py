@@ -1,0 +1,265 @@
+"""A destination in a folder of a mounted file system.
+
+Every put is: temporary file, fsync, rename, fsync of the folder. What a kill or a power cut leaves is a temporary file
+that no listing shows and ``clear_leftovers`` removes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from backupd.model.errors import DestinationError, ObjectMissingError
+from storage import layout
+from storage.destination import Capability, ObjectInfo, Space
+from storage.folder import Folder
+from storage.linktree import LinkTree
+
+_CHUNK = 1 << 20
+
+
+class _SourceFailedError(Exception):
+    """Carries an error of the stream being read past the translation of our own errors."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Slice(io.RawIOBase):
+    """``length`` bytes of a file from ``offset`` (to its end when None); disk errors come as DestinationError."""
+
+    def __init__(self, path: Path, offset: int, length: int | None, failure: Callable[[OSError], Exception]) -> None:
+        super().__init__()
+        self._file = path.open("rb", buffering=0)
+        self._left = length
+        self._failure = failure
+        self._file.seek(offset)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # Buffer is not in 3.11
+        view = memoryview(buffer)
+        if self._left is not None:
+            view = view[: self._left]
+        try:
+            count = self._file.readinto(view)
+        except OSError as error:
+            raise self._failure(error) from error
+        if self._left is not None:
+            self._left -= count or 0
+        return count or 0
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+class FilesystemDestination:
+    """``root`` must be on one file system. Nothing is touched before the first call."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self._folder = Folder(name, root)
+        self._trees = LinkTree(self._folder)
+        self._capabilities: Capability | None = None
+
+    @property
+    def name(self) -> str:
+        return self._folder.name
+
+    @property
+    def root(self) -> Path:
+        return self._folder.root
+
+    @property
+    def capabilities(self) -> Capability:
+        if self._capabilities is None:
+            found = Capability.SPACE | (Capability.TREE if self._folder.knows_links() else Capability.NONE)
+            if not self.is_initialised():
+                return found
+            self._capabilities = found
+        return self._capabilities
+
+    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        target = self._path(key)
+        doing = f"writing {key}"
+        self._folder.require(doing)
+        try:
+            with self._folder.guard(doing), self._folder.temporary() as temporary:
+                while chunk := _read(stream):
+                    view = memoryview(chunk)
+                    while view:
+                        view = view[os.write(temporary.descriptor, view) :]
+                os.fsync(temporary.descriptor)
+                status = os.fstat(temporary.descriptor)
+                self._folder.move(temporary, target)
+        except _SourceFailedError as failed:
+            raise failed.error from None
+        return _info(key, status)
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        doing = f"reading {key}"
+        return self._open(self._path(key), doing, offset, length)
+
+    def stat(self, key: str) -> ObjectInfo:
+        path = self._path(key)
+        with self._folder.guard(f"looking at {key}"):
+            try:
+                return _info(key, path.stat())
+            except (FileNotFoundError, NotADirectoryError):
+                raise self._missing(key) from None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        self._folder.require(f"listing {prefix}")
+        above = prefix.rpartition("/")[0]
+        if ".." in above.split("/") or above.startswith("/"):
+            raise DestinationError(f"{prefix!r} is not the beginning of a key")
+        with self._folder.guard(f"listing {prefix}"):
+            yield from self._walk(f"{above}/" if above else "", prefix)
+
+    def _walk(self, above: str, prefix: str) -> Iterator[ObjectInfo]:
+        try:
+            with os.scandir(self.root / above) as found:
+                entries = [(entry, entry.is_dir(follow_symlinks=False)) for entry in found]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        # Keys sort as if a folder's name ended with its slash: "a.b" comes before "a/c".
+        entries.sort(key=lambda pair: pair[0].name + "/" if pair[1] else pair[0].name)
+        for entry, is_folder in entries:
+            key = above + entry.name
+            if entry.name[0] == "." or layout.in_tree(key):
+                continue
+            if is_folder:
+                if (key + "/").startswith(prefix) or prefix.startswith(key + "/"):
+                    yield from self._walk(key + "/", prefix)
+            elif key.startswith(prefix):
+                try:
+                    yield _info(key, entry.stat(follow_symlinks=False))
+                except FileNotFoundError:
+                    continue  # deleted while we list
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        doing = f"deleting {key}"
+        with self._folder.guard(doing):
+            try:
+                path.unlink()
+            except (FileNotFoundError, NotADirectoryError):
+                self._folder.require(doing)
+                return
+            # The order of deletions is what keeps a power cut harmless (manifest before objects), and an object that
+            # comes back is only garbage again: so objects alone go without waiting for the disk.
+            if not key.startswith(layout.OBJECTS):
+                self._folder.sync(path.parent)
+                self._folder.prune(path.parent)
+
+    def space(self) -> Space | None:
+        with self._folder.guard("asking for free space"):
+            return self._folder.space()
+
+    def is_initialised(self) -> bool:
+        return self._folder.is_initialised()
+
+    def initialise(self, now: datetime) -> None:
+        try:
+            self._folder.initialise(now)
+        except OSError as error:
+            hint = f"make {self.root.parent} first" if not self.root.parent.is_dir() else ""
+            failure = self._folder.failure(error, "initialising")
+            failure.hint = hint or f"make {self.root} a folder that uid {os.geteuid()} may write to"
+            raise failure from error
+
+    def leftovers(self) -> Iterator[str]:
+        self._folder.require("looking for leftovers")
+        with self._folder.guard("looking for leftovers"):
+            yield from self._folder.leftovers()
+
+    def clear_leftovers(self) -> int:
+        self._folder.require("clearing leftovers")
+        with self._folder.guard("clearing leftovers"):
+            return self._folder.clear_leftovers()
+
+    # Trees
+
+    def link(self, key: str, tree: str, path: str) -> None:
+        layout.check_tree(tree)
+        layout.check_tree_path(path)
+        source = self._path(key)
+        with self._folder.guard(f"linking {key}"):
+            if not self._trees.link(source, tree, path):
+                with self.get(key) as stream:
+                    self.put(key, stream)
+                self._trees.link(source, tree, path)
+
+    def publish(self, tree: str) -> None:
+        layout.check_tree(tree)
+        self._folder.require(f"publishing {tree}")
+        with self._folder.guard(f"publishing {tree}"):
+            self._trees.publish(tree)
+
+    def remove_tree(self, tree: str) -> None:
+        layout.check_tree(tree)
+        self._folder.require(f"removing {tree}")
+        with self._folder.guard(f"removing {tree}"):
+            self._trees.remove(tree)
+
+    def trees(self) -> Iterator[tuple[str, bool]]:
+        self._folder.require("listing trees")
+        with self._folder.guard("listing trees"):
+            yield from self._trees.all()
+
+    def tree_files(self, tree: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        layout.check_tree(tree)
+        self._folder.require(f"listing {tree}")
+        with self._folder.guard(f"listing {tree}"):
+            yield from self._trees.files(tree)
+
+    def open_tree_file(self, tree: str, path: str) -> BinaryIO:
+        layout.check_tree(tree)
+        layout.check_tree_path(path)
+        return self._open(self._trees.file(tree, path), f"reading {path} of {tree}", 0, None)
+
+    def identity(self, key: str) -> tuple[int, int]:
+        path = self._path(key)
+        with self._folder.guard(f"looking at {key}"):
+            try:
+                status = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                raise self._missing(key) from None
+            return status.st_dev, status.st_ino
+
+    def _path(self, key: str) -> Path:
+        layout.check_key(key)
+        return self.root / key
+
+    def _open(self, path: Path, doing: str, offset: int, length: int | None) -> BinaryIO:
+        def failure(error: OSError) -> Exception:
+            return self._folder.failure(error, doing)
+
+        with self._folder.guard(doing):
+            try:
+                return io.BufferedReader(_Slice(path, offset, length, failure), _CHUNK)
+            except (FileNotFoundError, NotADirectoryError):
+                raise self._missing(str(path.relative_to(self.root))) from None
+
+    def _missing(self, key: str) -> DestinationError:
+        """The error for a key that is not there: the destination's own absence is another thing and comes first."""
+        self._folder.require(f"looking for {key}")
+        return ObjectMissingError(f"destination {self.name} ({self.root}) has no {key}")
+
+
+def _read(stream: BinaryIO) -> bytes:
+    try:
+        return stream.read(_CHUNK)
+    except Exception as error:
+        raise _SourceFailedError(error) from error
+
+
+def _info(key: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))

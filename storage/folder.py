@@ -1,0 +1,310 @@
+"""The folder behind a filesystem destination: durable steps, temporary names, and errors in our words.
+
+Temporary files lie in ``.tmp`` of the same file system, each locked by its writer. The kernel drops the lock when the
+writer dies, however it dies, so "unlocked" means "abandoned", without clocks or process ids. Trees on their way out
+are renamed into the same place, which takes them away in one step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from backupd.model.clock import format_time
+from backupd.model.errors import DestinationError, DestinationFullError, RefusedError
+from backupd.model.units import format_size
+from storage import layout
+from storage.destination import Space
+
+FORMAT = "backupd-repository/1"
+FILE_MODE = 0o640
+FOLDER_MODE = 0o750
+_TEMPORARY = ".tmp"
+_TRASH = ".tree"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_ABANDONED_WITHOUT_LOCKS = 86400.0
+"""Seconds after which a temporary file counts as abandoned where the file system knows no locks."""
+
+
+@dataclass(slots=True)
+class Temporary:
+    """An open temporary file. Set ``kept`` once it was renamed to its final name."""
+
+    descriptor: int
+    path: Path
+    kept: bool = False
+
+
+class Folder:
+    """``root`` of the destination called ``name``. Methods raise OSError; wrap calls in ``guard``."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.name = name
+        self.root = root
+        self.marker = root / layout.REPOSITORY
+        self._making = threading.Lock()
+
+    # Errors
+
+    @contextlib.contextmanager
+    def guard(self, doing: str) -> Iterator[None]:
+        """Turn an OSError of the block into a DestinationError that says what ``doing`` failed."""
+        try:
+            yield
+        except OSError as error:
+            raise self.failure(error, doing) from error
+
+    def failure(self, error: OSError, doing: str) -> DestinationError:
+        what = f"destination {self.name} ({self.root}): {doing} failed"
+        detail = error.strerror or str(error)
+        if error.errno in _FULL:
+            return DestinationFullError(f"destination {self.name} ({self.root}) is full: {doing} failed",
+                                        detail=f"{detail}; {self._room()}",
+                                        hint="free some space or let retention run; nothing of this file was kept")
+        if not self.is_initialised():
+            return DestinationError(what, detail=f"{detail}; {layout.REPOSITORY} is not there",
+                                    hint=self._missing_hint())
+        if error.errno in _FORBIDDEN:
+            return DestinationError(what, detail=detail,
+                                    hint=f"make {self.root} writable for the user that runs backupd (uid "
+                                         f"{os.geteuid()}), and look whether the file system is mounted read-only")
+        return DestinationError(what, detail=detail, hint="look at the disk and the kernel log (dmesg)")
+
+    def require(self, doing: str) -> None:
+        """Raises DestinationError unless the marker is there.
+
+        An unmounted disk leaves an empty folder in its place. Reading it would show no backups at all, writing would
+        fill the disk below it.
+        """
+        if not self.is_initialised():
+            raise DestinationError(f"destination {self.name} ({self.root}): {doing} failed",
+                                   detail=f"{layout.REPOSITORY} is not there", hint=self._missing_hint())
+
+    def _missing_hint(self) -> str:
+        return f"is the disk of {self.root} mounted? A destination that was used before is never made anew by itself"
+
+    def _room(self) -> str:
+        try:
+            room = self.space()
+        except OSError as error:
+            return f"free space unknown ({error.strerror})"
+        inodes = "" if room.free_inodes is None else f", {room.free_inodes} inodes free"
+        return f"{room.free} bytes free ({format_size(room.free)}) of {room.total}{inodes}"
+
+    # The marker
+
+    def is_initialised(self) -> bool:
+        return self.marker.is_file()
+
+    def initialise(self, now: datetime) -> None:
+        """Make an empty or absent folder (not its parent) a destination. Raises RefusedError, OSError."""
+        if self.is_initialised():
+            return
+        if not self.root.exists():
+            self.make(self.root, top=self.root.parent)
+        strangers = sorted({path.name for path in self.root.iterdir()} - {"lost+found", _TEMPORARY, layout.REPOSITORY})
+        if strangers:
+            raise RefusedError(f"{self.root} is not empty and is no destination of ours",
+                               detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
+                               hint=f"give destination {self.name} a folder of its own")
+        document = {"format": FORMAT, "id": secrets.token_hex(16), "created_at": format_time(now), "links": True}
+        with self.temporary() as temporary:
+            self._write(temporary, document)
+            try:
+                # A link fails where a rename would overwrite, so of two first users one wins.
+                os.link(temporary.path, self.marker)
+            except FileExistsError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                self._write(temporary, {**document, "links": False})
+                temporary.path.rename(self.marker)
+                temporary.kept = True
+        self.sync(self.root)
+
+    def knows_links(self) -> bool:
+        """Could this file system make hard links when the destination was made? True while nobody knows."""
+        try:
+            return bool(json.loads(self.marker.read_bytes())["links"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return True
+
+    @staticmethod
+    def _write(temporary: Temporary, document: dict[str, object]) -> None:
+        raw = (json.dumps(document, sort_keys=True, indent=2) + "\n").encode()
+        os.ftruncate(temporary.descriptor, 0)
+        os.pwrite(temporary.descriptor, raw, 0)
+        os.fsync(temporary.descriptor)
+
+    # Durable steps
+
+    def make(self, folder: Path, *, top: Path | None = None) -> None:
+        """Make ``folder`` and what is missing between it and the root, each durable in its parent."""
+        if folder in {self.root if top is None else top, folder.parent} or folder.is_dir():
+            return
+        self.make(folder.parent, top=top)
+        with self._making:
+            try:
+                folder.mkdir(FOLDER_MODE)
+            except FileExistsError:
+                return
+            folder.chmod(FOLDER_MODE)  # mkdir's mode is cut by the umask
+            self.sync(folder.parent)
+
+    @staticmethod
+    def sync(folder: Path) -> None:
+        """Make renames, new names and removals in ``folder`` durable."""
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def move(self, temporary: Temporary, target: Path) -> None:
+        """Give a complete temporary file its final name, durably, in place of what had it."""
+        while True:
+            self.make(target.parent)
+            try:
+                temporary.path.replace(target)
+            except FileNotFoundError:
+                # Somebody removed the folder because it was empty, just before. A gone root ends the loop.
+                if not temporary.path.exists() or not self.is_initialised():
+                    raise
+                continue
+            temporary.kept = True
+            self.sync(target.parent)
+            return
+
+    def prune(self, folder: Path) -> None:
+        """Remove ``folder`` and its parents up to two levels below the root, as far as they are empty."""
+        while len(folder.relative_to(self.root).parts) >= 2:
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # not empty, or somebody else was faster
+            folder = folder.parent
+
+    def space(self) -> Space:
+        found = os.statvfs(self.root)
+        return Space(total=found.f_blocks * found.f_frsize, free=found.f_bavail * found.f_frsize,
+                     free_inodes=found.f_favail if found.f_files else None)
+
+    # Temporary names
+
+    @contextlib.contextmanager
+    def temporary(self) -> Iterator[Temporary]:
+        """A new locked temporary file; it is removed at the end unless it was ``kept``."""
+        temporary = self._new_temporary()
+        try:
+            yield temporary
+        finally:
+            if not temporary.kept:
+                temporary.path.unlink(missing_ok=True)
+            os.close(temporary.descriptor)
+
+    def _new_temporary(self) -> Temporary:
+        folder = self.root / _TEMPORARY
+        while True:
+            path = folder / secrets.token_hex(12)
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+            except FileNotFoundError:
+                if not self.root.is_dir() or folder.is_dir():
+                    raise
+                self.make(folder)
+                continue
+            try:
+                os.fchmod(descriptor, FILE_MODE)
+                self._lock(descriptor)
+                if os.fstat(descriptor).st_nlink:
+                    return Temporary(descriptor, path)
+            except BaseException:
+                os.close(descriptor)
+                path.unlink(missing_ok=True)
+                raise
+            os.close(descriptor)  # taken for abandoned between open and lock
+
+    @staticmethod
+    def _lock(descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+
+    def discard(self, folder: Path) -> bool:
+        """Take a whole folder away in one step, then remove its content. False when it was not there."""
+        self.make(self.root / _TEMPORARY)
+        trash = self.root / _TEMPORARY / (secrets.token_hex(12) + _TRASH)
+        try:
+            folder.rename(trash)
+        except FileNotFoundError:
+            return False
+        self.sync(folder.parent)
+        _remove_all(trash)
+        return True
+
+    def leftovers(self) -> Iterator[str]:
+        """Names of abandoned temporary files and of trees whose removal did not end."""
+        for path in self._abandoned(remove=False):
+            yield f"{_TEMPORARY}/{path.name}"
+
+    def clear_leftovers(self) -> int:
+        return sum(1 for _path in self._abandoned(remove=True))
+
+    def _abandoned(self, *, remove: bool) -> Iterator[Path]:
+        folder = self.root / _TEMPORARY
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.suffix == _TRASH:
+                if remove:
+                    _remove_all(path)
+                yield path
+                continue
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                if not _is_free(descriptor):
+                    continue
+                if remove:
+                    # Under the lock: a writer that just made this file sees that it is gone and takes another.
+                    path.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+            yield path
+
+
+def _is_free(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_WITHOUT_LOCKS
+    return os.fstat(descriptor).st_nlink > 0  # renamed or removed meanwhile: nothing to clear
+
+
+def _remove_all(folder: Path) -> None:
+    def ignore_gone(_function: object, _path: str, problem: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(problem[1], FileNotFoundError):
+            raise problem[1]
+
+    shutil.rmtree(folder, onerror=ignore_gone)

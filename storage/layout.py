@@ -1,0 +1,262 @@
+"""Where everything lies at a destination: the only module that knows how keys are spelt.
+
+    repository.json                                 marker and identity of the repository
+    objects/<2 hex>/<object>                        sealed parts and bundles, immutable
+    servers/<server>/<id>/manifest.json             the commit point of a backup
+    servers/<server>/<id>/body.jsonl.zst.gpg        sealed body of the manifest
+    servers/<server>/<id>/unpack.sh.zst.gpg         sealed script that puts the parts together
+    servers/<server>/<id>/RUNBOOK.md                how to restore by hand
+    servers/<server>/<id>/files/...                 browsable tree of links (TREE destinations)
+    servers/<server>/<id>.partial/...               the same tree while the backup runs
+    intents/<id>.json  pins/<id>.json               who writes, who reads
+    tombstones/<object>.json                        about to be collected
+    quarantine/<object>.json                        found damaged, never reused
+    marks/<server>/<id>.json                        backup marked deleted
+
+An object is named ``<identity: 64 hex>-<first 16 hex of the SHA-256 of its stored bytes>``, so two different byte
+strings never share a name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+
+from backupd.model.errors import DamagedError, DestinationError, UsageError
+from backupd.model.ids import is_id, is_name
+from backupd.model.manifest import Entry
+
+REPOSITORY = "repository.json"
+OBJECTS = "objects/"
+SERVERS = "servers/"
+INTENTS = "intents/"
+PINS = "pins/"
+TOMBSTONES = "tombstones/"
+QUARANTINE = "quarantine/"
+MARKS = "marks/"
+
+MANIFEST = "manifest.json"
+BODY = "body.jsonl.zst.gpg"
+UNPACK = "unpack.sh.zst.gpg"
+RUNBOOK = "RUNBOOK.md"
+FILES = "files"
+PARTIAL = ".partial"
+
+SEALED = ".zst.gpg"
+_PARTS = ".parts"
+_BUNDLE = ".bundle-"
+_NAME_MAX = 255
+"""Bytes in one file name on every Linux file system that matters."""
+
+_OBJECT = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
+_KEY_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+# Objects
+
+def object_name(identity: str, stored_sha256: str) -> str:
+    """Name of the object with ``identity`` (64 hex) whose stored bytes have the digest ``stored_sha256`` (64 hex)."""
+    return _object(f"{identity}-{stored_sha256[:16]}")
+
+
+def is_object_name(name: str) -> bool:
+    return _OBJECT.fullmatch(name) is not None
+
+
+def identity_of(name: str) -> str:
+    """The identity (64 hex) inside an object's name."""
+    return _object(name)[:64]
+
+
+def object_key(name: str) -> str:
+    """Raises DamagedError for a name that we never give: such a name comes from an altered manifest."""
+    return f"{OBJECTS}{_object(name)[:2]}/{name}"
+
+
+def tombstone_key(name: str) -> str:
+    return f"{TOMBSTONES}{_object(name)}.json"
+
+
+def quarantine_key(name: str) -> str:
+    return f"{QUARANTINE}{_object(name)}.json"
+
+
+def name_in(key: str) -> str:
+    """Last part of ``key`` without ``.json``: the object or id that a mark is about."""
+    return key.rsplit("/", 1)[-1].removesuffix(".json")
+
+
+# Backups
+
+def backup_folder(server: str, backup_id: str) -> str:
+    return f"{SERVERS}{_server(server)}/{_id(backup_id)}/"
+
+
+def manifest_key(server: str, backup_id: str) -> str:
+    return backup_folder(server, backup_id) + MANIFEST
+
+
+def body_key(server: str, backup_id: str) -> str:
+    return backup_folder(server, backup_id) + BODY
+
+
+def unpack_key(server: str, backup_id: str) -> str:
+    return backup_folder(server, backup_id) + UNPACK
+
+
+def runbook_key(server: str, backup_id: str) -> str:
+    return backup_folder(server, backup_id) + RUNBOOK
+
+
+def mark_key(server: str, backup_id: str) -> str:
+    return f"{MARKS}{_server(server)}/{_id(backup_id)}.json"
+
+
+def intent_key(backup_id: str) -> str:
+    return f"{INTENTS}{_id(backup_id)}.json"
+
+
+def pin_key(restore_id: str) -> str:
+    return f"{PINS}{_id(restore_id)}.json"
+
+
+def backup_of(key: str) -> tuple[str, str] | None:
+    """(server, backup id) of a key or tree under ``servers/`` or of a mark, None for anything else."""
+    parts = key.split("/")
+    if len(parts) < 3 or parts[0] + "/" not in {SERVERS, MARKS}:
+        return None
+    server, backup_id = parts[1], parts[2].removesuffix(".json")
+    return (server, backup_id) if is_name(server) and is_id(backup_id) else None
+
+
+# Trees
+
+def tree_name(server: str, backup_id: str) -> str:
+    """What link, publish and remove_tree of a destination call the tree of a backup."""
+    return backup_folder(server, backup_id).rstrip("/")
+
+
+def in_tree(key: str) -> bool:
+    """Does ``key`` lie where trees are, so that it can never be an object's key?"""
+    parts = key.split("/")
+    if len(parts) < 3 or parts[0] + "/" != SERVERS:
+        return False
+    return parts[2].endswith(PARTIAL) or (len(parts) > 3 and parts[3] == FILES)
+
+
+def tree_path(entry_path: str, part_index: int | None = None) -> str:
+    """Path inside the tree under which an entry is shown; no two (entry, part) pairs share one.
+
+    ``part_index`` None: the entry is one part (``shop/t.ibd.zst.gpg``); else one of several
+    (``shop/t.ibd.parts/00000.zst.gpg``). A name that would be too long or could be taken for one of ours keeps its
+    beginning and gets ``~`` and 32 hex of its SHA-256; the manifest has the full name.
+    Raises ValueError for a path that is not plainly relative.
+    """
+    folders, name = _split(entry_path)
+    shown = _shown(name, folder=False)
+    last = f"{shown}{SEALED}" if part_index is None else f"{shown}{_PARTS}/{part_index:05d}{SEALED}"
+    return "/".join([*(_shown(folder, folder=True) for folder in folders), last])
+
+
+def bundle_path(folder: str, object_name: str) -> str:
+    """Path inside the tree of a bundle; ``folder`` is what all its members have in common ("" for the top)."""
+    shown = f"{_BUNDLE}{hashlib.sha256(object_name.encode()).hexdigest()[:16]}.tar{SEALED}"
+    folders = _split(f"{folder}/x")[0] if folder else []
+    return "/".join([*(_shown(part, folder=True) for part in folders), shown])
+
+
+def tree_links(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:
+    """(path inside the tree, object name) of everything that the tree of a backup with ``entries`` shows."""
+    bundles: dict[str, str] = {}
+    for entry in entries:
+        if entry.bundle:
+            folder = entry.path.rpartition("/")[0]
+            bundles[entry.bundle] = _common(bundles.get(entry.bundle, folder), folder)
+        elif len(entry.parts) == 1:
+            yield tree_path(entry.path), entry.parts[0].object
+        else:
+            for index, part in enumerate(entry.parts):
+                yield tree_path(entry.path, index), part.object
+    for name, folder in bundles.items():
+        yield bundle_path(folder, name), name
+
+
+def check_tree_path(path: str) -> None:
+    """Raises DestinationError unless ``path`` stays inside a tree and fits into file names."""
+    try:
+        folders, name = _split(path)
+    except ValueError as error:
+        raise DestinationError(f"{path!r} cannot be shown in a tree: {error}") from error
+    for part in (*folders, name):
+        if len(_bytes(part)) > _NAME_MAX:
+            raise DestinationError(f"{path!r} cannot be shown in a tree: a name is over {_NAME_MAX} bytes long")
+
+
+def check_key(key: str) -> None:
+    """Raises DestinationError for a key that no function of this module makes: absolute, ``..``, hidden, in a tree."""
+    parts = key.split("/")
+    if not all(_KEY_PART.fullmatch(part) for part in parts) or in_tree(key):
+        raise DestinationError(f"{key!r} is not a key", hint="keys are made by storage.layout only")
+
+
+def check_tree(tree: str) -> None:
+    """Raises DestinationError unless ``tree`` came from ``tree_name``."""
+    owner = backup_of(tree)
+    if owner is None or tree_name(*owner) != tree:
+        raise DestinationError(f"{tree!r} is not a tree", hint="trees are named by storage.layout only")
+
+
+def _split(path: str) -> tuple[list[str], str]:
+    parts = path.split("/")
+    if "\0" in path or any(part in {"", ".", ".."} for part in parts):
+        raise ValueError(f"{path!r} is not a plain relative path")
+    return parts[:-1], parts[-1]
+
+
+def _bytes(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _shown(name: str, *, folder: bool) -> str:
+    """``name``, or its beginning + ``~`` + hash.
+
+    A name is shown as it is only if it holds no ``~`` and cannot be read as one of our own: folders never end like
+    our files and ``.parts`` folders do, files never begin like a bundle.
+    """
+    room = _NAME_MAX if folder else _NAME_MAX - len(SEALED)
+    raw = _bytes(name)
+    ours = name.endswith((_PARTS, SEALED)) if folder else name.startswith(_BUNDLE)
+    if "~" not in name and not ours and len(raw) <= room:
+        return name
+    # Cutting may split a multi-byte character: "ignore" drops the broken end. The hash alone tells names apart.
+    beginning = raw[: room - 33].decode("utf-8", "ignore").replace("~", "_")
+    return f"{beginning}~{hashlib.sha256(raw).hexdigest()[:32]}"
+
+
+def _common(one: str, other: str) -> str:
+    shared: list[str] = []
+    for left, right in zip(one.split("/"), other.split("/"), strict=False):
+        if left != right:
+            break
+        shared.append(left)
+    return "/".join(shared)
+
+
+def _object(name: str) -> str:
+    if not is_object_name(name):
+        raise DamagedError(f"{name[:120]!r} is not an object's name", [f"object name {name[:120]!r}"],
+                           hint="the manifest that names it was altered; use another copy of the backup")
+    return name
+
+
+def _server(name: str) -> str:
+    if not is_name(name):
+        raise UsageError(f"{name!r} cannot be the name of a server")
+    return name
+
+
+def _id(text: str) -> str:
+    if not is_id(text):
+        raise UsageError(f"{text!r} is not the id of a backup, restore or job")
+    return text

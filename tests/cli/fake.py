@@ -1,0 +1,201 @@
+"""A Service that answers from memory, records what it was asked, and fails on demand."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.manifest import Stats
+from backupd.model.progress import Progress, Report
+from backupd.model.proof import Check, Phase, Proof
+from backupd.model.server import Position
+from restore.plan import Plan, Step
+
+START = datetime(2026, 11, 21, 4, 25, 12, tzinfo=UTC)
+POSITION = Position("binlog.000003", 4711, "0-1-99")
+
+
+def record(number: int = 1, **changes: Any) -> BackupRecord:
+    return dataclasses.replace(
+        BackupRecord(
+            id=f"20261121T04251{number}Z-7f3a9c01",
+            server="shop-db1",
+            kind=BackupKind.PHYSICAL_FULL,
+            state=BackupState.COMPLETE,
+            parent=None,
+            started_at=START,
+            finished_at=START + timedelta(seconds=64),
+            stats=Stats(
+                bytes_source=5 * 2**30, bytes_stored=2**30, bytes_new=3 * 2**20, files=1200, files_linked=1197
+            ),
+            position=POSITION,
+            flavour="mariadb",
+            server_version="10.11.19",
+            tool_version="10.11.19",
+            copies=(Copy("local", "complete", START),),
+        ),
+        **changes,
+    )
+
+
+@dataclass(frozen=True)
+class Document:
+    """Anything with ``as_json`` and ``ok``."""
+
+    content: dict[str, Any]
+    ok: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        return self.content
+
+
+@dataclass(frozen=True)
+class FakeFinding:
+    severity: str
+    subject: str
+    message: str
+    hint: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass
+class FakeService:
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    failure: BaseException | None = None
+    records: list[BackupRecord] = field(default_factory=lambda: [record(1), record(2)])
+    findings: list[FakeFinding] = field(
+        default_factory=lambda: [FakeFinding("ok", "tool", "mariadb-backup 10.11.19")]
+    )
+    outcome: str = "proved"
+    sound: bool = True
+
+    def open(self, path: Path) -> Self:
+        self._note("open", path)
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.calls.append(("close",))
+
+    def _note(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.failure is not None and call[0] != "open":
+            raise self.failure
+
+    def check(self, server: str | None) -> list[FakeFinding]:
+        self._note("check", server)
+        return self.findings
+
+    def backup(self, server: str, kind: BackupKind, report: Report) -> BackupRecord:
+        for done in (0, 512, 1024):
+            report(Progress("copy", bytes_done=done, bytes_total=1024, files_done=done // 512, files_total=2))
+        self._note("backup", server, kind)
+        return record(warnings=("table shop.x is MyISAM",))
+
+    def backups(self, server: str | None) -> list[BackupRecord]:
+        self._note("backups", server)
+        return self.records
+
+    def show(self, backup_id: str) -> Document:
+        self._note("show", backup_id)
+        return Document(record().as_json() | {"objects": 812, "entries": 1200})
+
+    def keep(self, backup_id: str, pinned: bool) -> None:
+        self._note("keep", backup_id, pinned)
+
+    def delete(self, backup_id: str, now: bool = False) -> None:
+        self._note("delete", backup_id, now)
+
+    def undelete(self, backup_id: str) -> None:
+        self._note("undelete", backup_id)
+
+    def plan(self, server: str, target: str, datadir: Path | None) -> Plan:
+        self._note("plan", server, target, datadir)
+        return Plan(
+            server=server,
+            target=target,
+            chain=(record().id,),
+            destinations=("local",),
+            position=POSITION,
+            reason="the newest complete backup",
+            bytes_stored=2**30,
+            bytes_source=5 * 2**30,
+            steps=(
+                Step("fetched", "fetch, open and verify 812 objects", 5 * 2**30, 51.2, "assumed: 100 MB/s"),
+                Step(
+                    "prepared",
+                    "apply the redo log",
+                    2**20,
+                    3.0,
+                    "measured here: 300 MB/s over 2 runs",
+                    ("mariadb-backup --prepare",),
+                ),
+            ),
+        )
+
+    def restore(
+        self, server: str, target: str, datadir: Path, start: bool, report: Report, mode: str = "new-server"
+    ) -> Document:
+        report(Progress("fetched", bytes_done=5, bytes_total=10))
+        self._note("restore", server, target, datadir, start, mode)
+        return Document(
+            {
+                "id": "r1",
+                "backup": record().id,
+                "datadir": str(datadir),
+                "phases": [{"name": "fetched", "seconds": 3.25, "bytes": 1024}],
+                "server": {"socket": "/run/x.sock", "pid": 4242} if start else None,
+            }
+        )
+
+    def test_restore(self, server: str, target: str, report: Report) -> Proof:
+        report(Progress("fetched", bytes_done=10, bytes_total=10))
+        self._note("test_restore", server, target)
+        failed = self.outcome == "failed"
+        return Proof(
+            id="p1",
+            server=server,
+            backup_id=record().id,
+            target=target,
+            outcome=self.outcome,
+            started_at=START,
+            finished_at=START + timedelta(seconds=30),
+            phases=(Phase("fetched", 3.2, 1024),),
+            checks=(Check("CHECK TABLE", "failed" if failed else "passed", "14 tables"),),
+            tables_compared=14,
+            error="shop.orders differs" if failed else "",
+        )
+
+    def verify(self, server: str | None, subset: float | None, report: Report) -> Document:
+        self._note("verify", server, subset)
+        damage = {
+            "destination": "local", "key": "objects/ab/abcd", "problem": "its SHA-256 differs",
+            "backups": [record().id],
+        }  # fmt: skip
+        content = {"ok": self.sound, "backups": [record().id], "objects": 812, "bytes": 2**30}
+        return Document(content | {"damages": [] if self.sound else [damage]}, ok=self.sound)
+
+    def fsck(self, repair: bool) -> Document:
+        self._note("fsck", repair)
+        finding = {
+            "destination": "local", "invariant": "no-orphan-object", "subject": "objects/ab/abcd",
+            "message": "no manifest names it", "repairable": True,
+        }  # fmt: skip
+        content = {"ok": self.sound, "findings": [] if self.sound else [finding], "repaired": []}
+        return Document(content, ok=self.sound)
+
+    def runbook(self, backup_id: str) -> str:
+        self._note("runbook", backup_id)
+        return "# Restore by hand\n\n1. gpg -d ...\n"
+
+    def upgrade_catalog(self) -> str:
+        self._note("upgrade_catalog")
+        return "0001"

@@ -1,0 +1,95 @@
+"""The installed program, as a shell meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from backupd.app import settings
+from backupd.cli import options
+
+PROGRAM = Path(sys.executable).with_name("backupd")
+
+
+def run(*argv: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROGRAM, *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={"PATH": "/usr/bin:/bin"} | (env or {}),
+    )
+
+
+def test_help_comes_in_less_than_half_a_second() -> None:
+    run("--help")
+    begin = time.monotonic()
+    assert run("backup", "--help").returncode == 0
+    assert time.monotonic() - begin < 0.5
+
+
+def test_every_command_of_this_version_explains_itself() -> None:
+    text = run("--help").stdout
+    for command in (
+        "check",
+        "backup",
+        "backups",
+        "plan",
+        "restore",
+        "test-restore",
+        "verify",
+        "runbook",
+        "policy",
+        "fsck",
+        "catalog",
+    ):
+        assert f"\n  {command}  " in text
+        assert run(command, "--help").stdout.startswith(f"Usage: backupd {command} ")
+
+
+def test_the_default_configuration_is_the_one_that_the_settings_name() -> None:
+    assert options.DEFAULT_CONFIG == settings.DEFAULT_FILE
+    assert options.CONFIG_VARIABLE == settings.FILE_VARIABLE
+
+
+def test_no_command_shows_the_help_and_is_wrong_usage() -> None:
+    assert run().returncode == 2
+
+
+def test_a_missing_configuration_file_is_named_and_exits_with_2(tmp_path: Path) -> None:
+    done = run("backups", "--config", str(tmp_path / "nowhere.yaml"))
+    assert done.returncode == 2
+    assert "nowhere.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_stops_early_sees_no_traceback() -> None:
+    done = subprocess.run(
+        f"{PROGRAM} policy schema | head -n 1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.stdout == "{\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_the_printed_example_is_a_valid_policy(tmp_path: Path) -> None:
+    policy = tmp_path / "gold.yaml"
+    policy.write_text(run("policy", "example").stdout)
+    done = run("policy", "validate", str(policy))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_everything_wrong_in_a_policy_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+    policy = tmp_path / "bad.yaml"
+    policy.write_text("physical: {full: never}\nphysicall: 1\n")
+    done = run("policy", "validate", str(policy))
+    assert done.returncode == 2
+    assert f"{policy}:1: " in done.stderr
+    assert f"{policy}:2: " in done.stderr

@@ -1,0 +1,292 @@
+"""Configuration and policies: what is right loads, what is wrong is all said at once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from backupd.model.errors import ConfigurationError
+from policies.configuration import Configuration
+from policies.fields import Section
+from policies.load import load, load_policy
+from policies.schema import NO_LOGICAL_INCREMENTS, Policy
+from tests.policies.places import CONFIGURATION, POLICY, example_configuration, problems, write
+
+DESIGN_POLICY = """\
+physical: {full: "0 2 * * sun", incremental: "0 2 * * mon-sat"}
+logical:  {schedule: "0 4 * * *", tables: {include: ["shop.*"], exclude: ["shop.audit_*"], max_size: 2GiB}}
+binlog:   {stream: true, checkpoint: 10s}
+config_files: [/etc/mysql, /usr/local/bin/rotate-audit]
+destinations: {required: [local], others: [offsite, vault]}
+retention:
+  local:   {recovery_window: 7d, keep_fulls: 2}
+  offsite: {daily: 7, weekly: 5, monthly: 12}
+  vault:   {monthly: 36, yearly: 7}
+objectives: {rpo: 60s, rto: 2h}
+test_restore:
+  schedule: "0 6 * * *"
+  target: random
+  checks:
+    - sql: "SELECT COUNT(*) > 0 FROM shop.orders WHERE created_at > {target} - INTERVAL 1 DAY"
+"""
+
+DESIGN_CONFIGURATION = """\
+catalog: sqlite:////var/lib/backupd/catalog.db
+spool: /var/lib/backupd/spool
+policies: {policies}
+servers:
+  shop-db1: {{socket: /run/mysqld/mysqld.sock, defaults_file: /etc/backupd/shop-db1.cnf, policy: gold}}
+destinations:
+  local:   {{type: filesystem, path: /srv/backups}}
+  offsite: {{type: s3, bucket: acme-backups, prefix: prod, storage_class: STANDARD_IA}}
+  vault:   {{type: s3, bucket: acme-vault, storage_class: DEEP_ARCHIVE}}
+encryption: {{gnupg_home: /etc/backupd/gnupg, recipients: [ops@example.com]}}
+restore: {{gnupg_home: /etc/gnupg-restore, scratch: {{path: /srv/scratch, max_bytes: 500GiB, memory: 2GiB}}}}
+alerts:
+  email: {{smtp: "smtp://localhost:25", from: backupd@example.com, to: [dba@example.com]}}
+api: {{listen: "127.0.0.1:8642"}}
+"""
+
+
+def test_the_contract_s_examples_load_unchanged(tmp_path: Path) -> None:
+    path = write(tmp_path, DESIGN_CONFIGURATION.format(policies=tmp_path / "policies"), gold=DESIGN_POLICY)
+    loaded = load(path)
+    configuration, gold = loaded.configuration, loaded.policies["gold"]
+    assert configuration.catalog == "sqlite:////var/lib/backupd/catalog.db"
+    assert configuration.restore is not None
+    assert configuration.restore.scratch.max_bytes == 500 * 1024**3
+    assert configuration.restore.scratch.memory == 2 * 1024**3
+    assert configuration.alerts.email is not None
+    assert configuration.alerts.email.sender == "backupd@example.com"
+    assert configuration.servers["shop-db1"].owner == "mysql"
+    assert gold.physical is not None
+    assert gold.physical.parallel == 2
+    assert gold.objectives.rto == timedelta(hours=2)
+    assert gold.logical is not None
+    assert gold.logical.tables.max_size == 2 * 1024**3
+    assert gold.retention["vault"].monthly == 36
+    assert gold.test_restore is not None
+    assert gold.test_restore.checks[0].sql.startswith("SELECT COUNT(*) > 0")
+    assert gold.witness.enabled
+    assert gold.witness.max_duration == timedelta(minutes=10)
+
+
+def test_the_shipped_example_of_a_configuration_loads(tmp_path: Path) -> None:
+    path = write(tmp_path, example_configuration(tmp_path / "policies"), gold=DESIGN_POLICY)
+    assert problems(path) == []
+
+
+def test_what_is_left_out_has_defaults_and_relative_paths_start_at_the_file(tmp_path: Path) -> None:
+    text = CONFIGURATION + "catalog: sqlite:///state/catalog.db\nspool: ../spool\n"
+    loaded = load(write(tmp_path, text))
+    configuration = loaded.configuration
+    assert configuration.catalog == f"sqlite:///{tmp_path}/state/catalog.db"
+    assert configuration.spool == tmp_path.parent / "spool"
+    assert configuration.policies == tmp_path / "policies"
+    assert configuration.encryption.gnupg_home == tmp_path / "gnupg"
+    assert configuration.restore is None
+    assert configuration.api.listen == "127.0.0.1:8642"
+    policy = loaded.policies["gold"]
+    assert policy.test_restore is None
+    assert policy.objectives.rto is None
+
+
+def test_every_problem_of_every_file_is_said_at_once_with_its_line(tmp_path: Path) -> None:
+    configuration = """\
+catalog: mysql://x
+server:
+  db1: {}
+servers:
+  db1: {sockt: /x, policy: gold}
+  "bad name": {policy: gold}
+  db2: {policy: glod, password: geheim}
+destinations:
+  local: {type: filesytem, path: /srv}
+  near: {type: filesystem}
+  far: {path: /x}
+  "": {type: filesystem, path: /}
+encryption: {recipients: []}
+restore: {gnupg_home: g, scratch: {memory: lots}}
+api: {listen: 8642}
+"""
+    policy = """\
+physical: {full: "0 25 * * *", paralel: 3}
+logical: {schedule: "0 4 * * *", incremental: true, tables: {include: [shop]}}
+destinations: {required: [lokal]}
+retention:
+  lokal: {}
+  other: {daily: 0}
+objectives: {rto: soon}
+test_restore: {checks: [{sql: "SELECT {taget}"}, {}]}
+"""
+    path = write(tmp_path, configuration, gold=policy, broken="a: [\n", empty="")
+    found = problems(path)
+    assert {(file, line, name) for file, line, name, _message in found} >= {
+        ("backupd.yaml", 1, "catalog"), ("backupd.yaml", 2, "server"), ("backupd.yaml", 5, "servers.db1.sockt"),
+        ("backupd.yaml", 6, "servers.bad name"), ("backupd.yaml", 7, "servers.db2.policy"),
+        ("backupd.yaml", 7, "servers.db2.password"), ("backupd.yaml", 9, "destinations.local"),
+        ("backupd.yaml", 10, "destinations.near.path"), ("backupd.yaml", 11, "destinations.far"),
+        ("backupd.yaml", 12, "destinations."), ("backupd.yaml", 12, "destinations..path"),
+        ("backupd.yaml", 13, "encryption.gnupg_home"), ("backupd.yaml", 13, "encryption.recipients"),
+        ("backupd.yaml", 14, "restore.scratch.memory"), ("backupd.yaml", 15, "api.listen"),
+        ("gold.yaml", 1, "physical.full"), ("gold.yaml", 1, "physical.paralel"),
+        ("gold.yaml", 2, "logical.incremental"), ("gold.yaml", 2, "logical.tables.include[0]"),
+        ("gold.yaml", 3, "destinations.required[0]"), ("gold.yaml", 5, "retention.lokal"),
+        ("gold.yaml", 6, "retention.other"), ("gold.yaml", 6, "retention.other.daily"),
+        ("gold.yaml", 7, "objectives.rto"), ("gold.yaml", 8, "test_restore.checks[0].sql"),
+        ("gold.yaml", 8, "test_restore.checks[1].sql"), ("broken.yaml", 2, ""), ("empty.yaml", 1, "")}
+    messages = {name: message for _file, _line, name, message in found}
+    assert "did you mean `servers`?" in messages["server"]
+    assert "did you mean `socket`?" in messages["servers.db1.sockt"]
+    assert "did you mean `gold`?" in messages["servers.db2.policy"]
+    assert "password_file" in messages["servers.db2.password"]
+    assert "did you mean `filesystem`?" in messages["destinations.local"]
+    assert "did you mean `parallel`?" in messages["physical.paralel"]
+    assert messages["logical.incremental"] == NO_LOGICAL_INCREMENTS
+    assert "did you mean `local`?" in messages["destinations.required[0]"]
+    assert "GnuPG's home" in messages["encryption.gnupg_home"]
+    assert "not a duration" in messages["objectives.rto"]
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    assert f"{path}:5: servers.db1.sockt: is not known here" in str(caught.value)
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "field", "message"), [
+    ("servers: {db1: {policy: gold, socket: /a, host: b}}", "servers.db1", "both socket and host"),
+    ("servers: {db1: {policy: gold, port: 1}}", "servers.db1", "port but no host"),
+    ("servers: {db1: {policy: gold, host: b, port: 70000}}", "servers.db1.port", "less than or equal to 65535"),
+    ("servers: {db1: {policy: gold, password_file: a, password_env: B}}", "servers.db1", "both password_file"),
+    ("servers: {db1: {policy: [gold]}}", "servers.db1.policy", "must be text"),
+    ("servers: {db1: }", "servers.db1", "must be a mapping"),
+    ("servers: [db1]", "servers", "must be a mapping"),
+    ("servers: {../x: {policy: gold}}", "servers.../x", "is not a name"),
+    ("destinations: {}", "destinations", "must not be empty"),
+    ("destinations: {local: {type: s3, bucket: acme, secret_access_key: geheim}}",
+     "destinations.local.secret_access_key", "credentials_file"),
+    ("destinations: {local: {type: s3, bucket: acme, storage_class: COLD}}", "destinations.local.storage_class",
+     "must be 'STANDARD'"),
+    ("destinations: {local: {type: filesystem, path: /x, bucket: y}}", "destinations.local.bucket",
+     "not known here; known: path, type"),
+    ("destinations: {local: {type: [1], path: /x}}", "destinations.local", "is not known"),
+    ("destinations: {local: /srv}", "destinations.local", "must be a mapping"),
+    ("destinations: {local: {type: filesystem, path: ~/backups}}", "destinations.local.path", "'~' is not expanded"),
+    ("catalog: postgresql://me:geheim@db/x", "catalog", "secrets stay out"),
+    ("catalog: postgresql://me@db/x?password=geheim", "catalog", "secrets stay out"),
+    ("catalog: sqlite://", "catalog", "path of a file"),
+    ("catalog: 5", "catalog", "must be a URL"),
+    ("catalog: /var/lib/catalog.db", "catalog", "sqlite:////var/lib"),
+    ("alerts: {email: {smtp: 'smtp://a:geheim@h', from: a@b, to: [c@d]}}", "alerts.email.smtp", "password_file"),
+    ("alerts: {email: {smtp: 'mail.example.com', from: a@b, to: [c@d]}}", "alerts.email.smtp", "smtp://HOST"),
+    ("alerts: {email: {smtp: 'smtp://h', from: ab, to: [c@d]}}", "alerts.email.from", "not a mail address"),
+    ("api: {listen: '127.0.0.1:99999'}", "api.listen", "ADDRESS:PORT"),
+    ("restore: {gnupg_home: g, scratch: {max_bytes: 0}}", "restore.scratch.max_bytes", "more than 0"),
+    ("restore: {gnupg_home: g, scratch: {max_bytes: " + "9" * 400 + "P}}", "restore.scratch.max_bytes", "8 EiB"),
+    ("restore: {gnupg_home: g, scratch: {max_bytes: true}}", "restore.scratch.max_bytes", "not a size"),
+    ("restore: {gnupg_home: g, passphrase: geheim}", "restore.passphrase", "passphrase_file"),
+    ("policies: nowhere", "policies", "does not exist"),
+    ("policies: backupd.yaml", "policies", "cannot be read"),
+    ("policies: ~x", "policies", "'~' is not expanded"),
+])
+def test_one_mistake_in_the_configuration_is_one_problem(tmp_path: Path, text: str, field: str, message: str) -> None:
+    key = text.partition(":")[0]
+    lines = [line for line in CONFIGURATION.replace("\n  ", "\0").splitlines() if not line.startswith(f"{key}:")]
+    path = write(tmp_path, "\n".join([*lines, text]).replace("\0", "\n  ") + "\n")
+    found = [problem for problem in problems(path) if problem[0] == "backupd.yaml"]
+    assert len(found) == 1, found
+    assert found[0][1] == len(path.read_text().splitlines())
+    assert (found[0][2], message in found[0][3]) == (field, True), found
+    assert "geheim" not in str(found)
+
+
+@pytest.mark.parametrize(("text", "field", "message"), [
+    ("physical: {full: never}", "physical.full", "5 fields"),
+    ("physical: {full: 5}", "physical.full", "must be text"),
+    ("physical: {}", "physical.full", "is missing: When full backups"),
+    ('physical: {full: "0 2 * * *", parallel: 0}', "physical.parallel", "greater than or equal to 1"),
+    ('physical: {full: "0 2 * * *", parallel: 1.5}', "physical.parallel", "whole number"),
+    ('physical: {full: "0 2 30 2 *"}', "physical.full", "never comes"),
+    ('logical: {schedule: "0 2 * * *", incremental: false}', "logical.incremental", "weekly-logical"),
+    ("binlog: {checkpoint: 10}", "binlog.checkpoint", "not a duration"),
+    ("binlog: {checkpoint: 0s}", "binlog.checkpoint", "longer than 0s"),
+    ("binlog: {checkpoint: " + "9" * 30 + "d}", "binlog.checkpoint", "too long"),
+    ("binlog: {stream: sometimes}", "binlog.stream", "true or false"),
+    ("destinations: {}", "destinations.required", "is missing"),
+    ("destinations: {required: []}", "destinations.required", "must not be empty"),
+    ("destinations: {required: local}", "destinations.required", "must be a list"),
+    ("destinations: {required: [local], others: [local]}", "destinations", "named more than once"),
+    ("retention: {local: {}}", "retention.local", "keeps nothing"),
+    ("retention: {lokal: {daily: 1}}", "retention.lokal", "did you mean `local`?"),
+    ("config_files: [relative, 5]", "config_files[1]", "must be text"),
+    ('test_restore: {target: ""}', "test_restore.target", "too short"),
+    ("password: geheim", "password", "secrets have no place"),
+    ("schedule: daily", "schedule", "each leg has its own"),
+    ("witness: {max_durations: 5m}", "witness.max_durations", "did you mean `max_duration`?"),
+])
+def test_one_mistake_in_a_policy_is_one_problem(tmp_path: Path, text: str, field: str, message: str) -> None:
+    key = text.partition(":")[0]
+    lines = [line for line in POLICY.splitlines() if not line.startswith(f"{key}:")]
+    path = write(tmp_path, gold="\n".join([*lines, text]) + "\n")
+    found = problems(path)
+    assert len(found) == 1, found
+    assert found[0][:3] == ("gold.yaml", len(lines) + 1, field)
+    assert message in found[0][3]
+    assert "geheim" not in str(found)
+    with pytest.raises(ConfigurationError, match="1 problem in the configuration"):
+        load_policy(tmp_path / "policies" / "gold.yaml")
+
+
+def test_a_policy_that_backs_up_nothing_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, gold="destinations: {required: [local]}\n")
+    assert [problem[3] for problem in problems(path)] == [
+        "backs up nothing: give physical, logical or binlog"]
+
+
+def test_files_in_the_folder_that_would_be_ignored_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    (tmp_path / "policies" / "silver.yml").write_text(POLICY)
+    (tmp_path / "policies" / "notes.txt").write_text("anything")
+    (tmp_path / "policies" / ".#gold.yaml").symlink_to("nowhere")
+    (tmp_path / "policies" / "bad name.yaml").write_text(POLICY)
+    assert [(file, message[:20]) for file, _line, _name, message in problems(path)] == [
+        ("bad name.yaml", "its name cannot be t"), ("silver.yml", "would be ignored: na")]
+
+
+def test_a_missing_configuration_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path / "backupd.yaml")
+    assert f"{tmp_path}/backupd.yaml: does not exist" in str(caught.value)
+    assert "policy example backupd" in caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("top", [Configuration, Policy])
+def test_no_section_of_any_schema_ignores_a_name_that_it_does_not_know(top: type[Section]) -> None:
+    seen: set[type[BaseModel]] = set()
+
+    def visit(kind: object) -> None:
+        for inner in getattr(kind, "__args__", ()):
+            visit(inner)
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind not in seen:
+            seen.add(kind)
+            assert kind.model_config.get("extra") == "forbid", kind
+            for name, field in kind.model_fields.items():
+                assert field.description or issubclass(kind, Section), name
+                visit(field.annotation)
+
+    visit(top)
+    assert len(seen) >= 9
+
+
+@pytest.mark.parametrize("top", [Configuration, Policy])
+def test_every_field_is_described_and_every_plain_one_has_an_example(top: type[Section]) -> None:
+    schema = top.model_json_schema()
+    for title, section in {"": schema, **schema["$defs"]}.items():
+        for name, field in section["properties"].items():
+            described = field.get("description") or schema["$defs"][field["$ref"].rsplit("/", 1)[-1]]["description"]
+            assert described, (title, name)
+            plain = not any(word in str(field) for word in ("$ref", "const"))
+            assert not plain or field.get("examples"), (title, name)

@@ -1,0 +1,32 @@
+"""What runs on this machine, read from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def with_mark(mark: str) -> list[int]:
+    """Process ids (not ours, no zombies) that carry ``mark`` in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    """Wait until ``condition`` holds; fail if it does not within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)

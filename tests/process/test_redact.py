@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from backupd.process.redact import redact
+
+HASH = "*2470C0C06DEE42FD1618BB99005ADCA2EC9D1E19"
+PAGE = "ab" * 200
+
+
+@pytest.mark.parametrize("line", [
+    f"GRANT RELOAD ON *.* TO `bkp`@`localhost` IDENTIFIED BY PASSWORD '{HASH}'",
+    f"CREATE USER x IDENTIFIED VIA mysql_native_password USING '{HASH}'",
+    "CREATE USER x IDENTIFIED BY 'ge\\'heim # secretword'",
+    "CREATE USER x IDENTIFIED WITH 'caching_sha2_password' AS '$A$005$secretwordsecretwordsecretwordsecretword'",
+    "CREATE USER x IDENTIFIED WITH caching_sha2_password AS 0x244124303035247365637265747",
+    "CHANGE MASTER TO MASTER_HOST='h', MASTER_PASSWORD='secretword', MASTER_PORT=1",
+    "password = secretword", "--password=secretword", "SET PASSWORD = PASSWORD('secretword')",
+    "connecting to https://user:secretword@example.com/x",
+    "Query (0x7f3c): SELECT * FROM customers WHERE name = 'secretword'",
+    "Waiting for query 17 (duration 5 sec): SELECT secretword FROM t",
+    "INSERT INTO t VALUES ('secretword')", "UPDATE t SET name = 'secretword'",
+    f" len 16384; hex {PAGE}; asc secretword secretword;;",
+    f"InnoDB: {PAGE} secretword", f"row {PAGE} here",
+])
+def test_secrets_and_rows_do_not_get_through(line: str) -> None:
+    shown = redact(line)
+    assert "secretword" not in shown
+    assert HASH not in shown
+    assert PAGE not in shown
+    assert "24412430" not in shown
+    assert "hidden]" in shown
+
+
+@pytest.mark.parametrize("line", [
+    "[00] 2026-11-21 01:42:45 completed OK!",
+    "[00] FATAL ERROR: 2026-11-21 01:42:45 failed to execute query BACKUP STAGE START: Access denied",
+    "Failed to connect to MariaDB server: Access denied for user 'bkp'@'localhost' (using password: YES).",
+    "Connecting to MariaDB server host: localhost, user: bkp, password: set, port: 35624, socket: /srv/my.sock",
+    "mariabackup: The latest check point (for incremental): '48219'",
+    "Error writing file '/x/ibdata1' (Errcode: 28 - No space left on device)",
+    "[01] Database page corruption detected at page 1000, retrying...",
+    "Starting InnoDB crash recovery from checkpoint LSN=1234567890123456",
+    "gpg: encrypted with 255-bit ECDH key, ID D8921E7EFF6A45CF, created 2026-11-21",
+    "gpg: EFF4E31A6BC0F4BA891FFD2E3FC9B2DA158FEBA2: skipped: No public key",
+    "GRANT RELOAD, PROCESS ON *.* TO `bkp`@`localhost`",
+])
+def test_everything_else_stays_as_it_was(line: str) -> None:
+    assert redact(line) == line
+
+
+def test_the_user_and_the_privileges_stay_readable() -> None:
+    assert redact(f"GRANT RELOAD ON *.* TO `bkp`@`%` IDENTIFIED BY PASSWORD '{HASH}'").startswith(
+        "GRANT RELOAD ON *.* TO `bkp`@`%` IDENTIFIED BY PASSWORD ")
