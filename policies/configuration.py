@@ -240,7 +240,8 @@ class Configuration(Section):
         description="Where is remembered what there is: an SQLite file or a PostgreSQL database.",
         examples=["sqlite:////var/lib/backupd/catalog.db", "postgresql://backupd@db.example.com/backupd"])
     spool: LocalPath = Field("/var/lib/backupd/spool", validate_default=True,
-                             description="The service's own working folder: its repository key, locks, what is on its way.", examples=["/var/lib/backupd/spool"])
+                             description="The service's own working folder: its repository key, locks, "
+                                         "what is on its way.", examples=["/var/lib/backupd/spool"])
     policies: LocalPath = Field("policies", validate_default=True,
                                 description="The folder of policies: each `NAME.yaml` in it is one. "
                                             "By default `policies` beside this file.",

@@ -28,6 +28,22 @@ _NAMED = 20
 _Answer = TypeVar("_Answer")
 
 
+def examine(
+    connection: Connection,
+    *,
+    statements: Sequence[str],
+    target: datetime,
+    witness: Witness | None,
+    position: Position,
+    workers: int,
+    report: Report,
+) -> tuple[list[Check], int]:
+    """Every check there is; gives the answers and how many tables were compared with the witness."""
+    compared_checks, compared = compare_with_witness(connection, witness, position, workers=workers, report=report)
+    tables = check_tables(connection, workers=workers, report=report)
+    return [tables, *check_sql(connection, statements, target=target), *compared_checks], compared
+
+
 def check_tables(connection: Connection, *, workers: int, report: Report) -> Check:
     """CHECK TABLE on every table of every schema, the server's own included. Raises ServerError when it goes
     away."""
@@ -147,9 +163,7 @@ def _compare_objects(connection: Connection, witness: Witness) -> Check:
         found = object_counts(session)
     kinds = sorted(set(found) & set(witness.objects))
     wrong = [
-        f"{found[kind]} {kind}, not {witness.objects[kind]}"
-        for kind in kinds
-        if found[kind] != witness.objects[kind]
+        f"{found[kind]} {kind}, not {witness.objects[kind]}" for kind in kinds if found[kind] != witness.objects[kind]
     ]
     if wrong:
         return Check(OBJECTS, FAILED, ", ".join(wrong))

@@ -85,9 +85,7 @@ def fetch(
     DestinationError when they could not be read for other reasons; KeyUnusableError, ToolError,
     CancelledError.
     """
-    job = _Job(
-        header, body, folder, destinations=destinations, unsealer=unsealer, report=report, cancelled=cancelled
-    )
+    job = _Job(header, body, folder, destinations=destinations, unsealer=unsealer, report=report, cancelled=cancelled)
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="fetch") as pool:
         for future in [pool.submit(job.work) for _ in range(workers)]:
             future.result()
@@ -265,9 +263,7 @@ def _items(assemblies: Sequence[Assembly], stored: Mapping[str, StoredObject]) -
 
 
 def _verify(assembly: Assembly, index: int, content: bytes) -> None:
-    if len(content) != assembly.size_of(index) or hashlib.sha256(content).hexdigest() != assembly.digest_of(
-        index
-    ):
+    if len(content) != assembly.size_of(index) or hashlib.sha256(content).hexdigest() != assembly.digest_of(index):
         raise StreamError(f"{assembly.entry.path!r}: what was unsealed is not what was backed up")
 
 

@@ -37,9 +37,7 @@ def choose_memory(*, redo: int, available: int, cap: int = DEFAULT_CAP) -> Memor
     limits = {"half of the free memory": available // 2, "the configured cap": cap}
     name, limit = min(limits.items(), key=lambda item: item[1])
     chosen = min(wanted, limit)
-    reason = (
-        f"twice the redo ({format_size(redo)}) and an eighth of the free memory ({format_size(available)})"
-    )
+    reason = f"twice the redo ({format_size(redo)}) and an eighth of the free memory ({format_size(available)})"
     if chosen < wanted:
         reason = f"{name} ({format_size(limit)})"
     if chosen < FLOOR:

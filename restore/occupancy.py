@@ -38,15 +38,12 @@ def foreign_entries(datadir: Path, ours: Collection[str] = ()) -> list[str]:
             return sorted(
                 entry.name
                 for entry in entries
-                if entry.name not in ours
-                and not (entry.name == "lost+found" and entry.is_dir(follow_symlinks=False))
+                if entry.name not in ours and not (entry.name == "lost+found" and entry.is_dir(follow_symlinks=False))
             )
     except FileNotFoundError:
         return []
     except NotADirectoryError as error:
-        raise RefusedError(
-            f"{datadir} is not a directory", hint="give the data directory to restore into"
-        ) from error
+        raise RefusedError(f"{datadir} is not a directory", hint="give the data directory to restore into") from error
 
 
 def refuse_non_empty(datadir: Path, ours: Collection[str] = ()) -> None:

@@ -31,8 +31,7 @@ def find_account(name: str) -> Account:
     except KeyError as error:
         raise RefusedError(
             f"there is no user {name!r} on this machine",
-            hint="install the database server first, or name its user with the server's `owner` "
-            "in backupd.yaml",
+            hint="install the database server first, or name its user with the server's `owner` in backupd.yaml",
         ) from error
     if os.geteuid() not in (0, found.pw_uid):
         raise RefusedError(

@@ -15,14 +15,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from backupd.engine.external import assert_local
 from backupd.model.errors import BackupdError, RefusedError
+from backupd.process.command import Command
+from backupd.process.run import run
 from restore.fetch import sync_filesystem
 from restore.occupancy import refuse_non_empty
-from restore.ownership import Account, hand_over
-from restore.staging import MARKER, Site, State, sync_folder, write_marker, write_state
+from restore.ownership import FOLDER_MODE, Account, hand_over
+from restore.staging import Site, write_state
+from restore.state import MARKER, State, read_marker, sync_folder, write_marker
 
-DATADIR_MODE = 0o750
-"""Of a data directory that did not exist; an existing one keeps its own."""
 _CLOSED = 0o700
 _REDO = ("ib_logfile*", "#innodb_redo", "#ib_redo*")
 _SYSTEM = ("ibdata*", "mysql.ibd")
@@ -38,17 +40,11 @@ def close_datadir(site: Site) -> None:
 def remove_leftovers(folder: Path, patterns: Sequence[str]) -> None:
     """Remove the files (never folders: a schema may bear any name) at the top of ``folder`` that match."""
     for path in folder.iterdir():
-        if (
-            path.is_file()
-            and not path.is_symlink()
-            and any(fnmatch.fnmatchcase(path.name, p) for p in patterns)
-        ):
+        if path.is_file() and not path.is_symlink() and any(fnmatch.fnmatchcase(path.name, p) for p in patterns):
             path.unlink()
 
 
-def place(
-    site: Site, state: State, account: Account, leftovers: Sequence[str], *, datadir_mode: int
-) -> State:
+def place(site: Site, state: State, account: Account, leftovers: Sequence[str]) -> State:
     """From ``site.data`` to ``site.datadir``, durable; may be repeated after a kill at any moment.
 
     ``state`` is ``prepared`` or ``placing``; the one given back is ``placed`` and lies as the marker in the
@@ -59,13 +55,17 @@ def place(
         if state.stage != "placing":
             remove_leftovers(site.data, leftovers)
             write_marker(site.data, placed)
-            hand_over(site.data, account, folder_mode=datadir_mode)
+            hand_over(site.data, account, folder_mode=state.mode)
+            if site.store.is_dir():
+                write_marker(site.store, placed)
+                hand_over(site.store, account, folder_mode=FOLDER_MODE)
             sync_filesystem(site.folder)
             moves = tuple(_in_order(path.name for path in site.data.iterdir()))
             state = replace(state, stage="placing", moves=moves)
             write_state(site, state)
+        _place_store(site, state)
         if site.inside:
-            _move_all(site, state, account, datadir_mode)
+            _move_all(site, state, account)
         else:
             _rename(site)
     except OSError as error:
@@ -81,6 +81,33 @@ def clear(site: Site) -> None:
     shutil.rmtree(site.folder, ignore_errors=True)
     if site.folder.parent.is_dir():
         sync_folder(site.folder.parent)
+
+
+def _place_store(site: Site, state: State) -> None:
+    """The tablespaces from elsewhere first: without them the data directory must not be complete."""
+    if site.store.is_dir():
+        marker = read_marker(site.final_store)
+        if marker is None or not marker.same_work(state):
+            refuse_non_empty(site.final_store)
+            _bring(site.store, site.final_store)
+            sync_folder(site.final_store.parent)
+        shutil.rmtree(site.store, ignore_errors=True)
+    if site.data.is_dir():
+        assert_local(site.data, site.final_store)
+
+
+def _bring(source: Path, goal: Path) -> None:
+    """Rename a folder, or copy it where the data directory is a file system of its own and beside it is another."""
+    try:
+        source.rename(goal)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        fresh = goal.with_name(f"{goal.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        run(Command(("cp", "-a", "--sparse=always", "--", str(source), str(fresh))))
+        sync_filesystem(fresh)
+        fresh.rename(goal)
 
 
 def _rename(site: Site) -> None:
@@ -109,7 +136,7 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (rank(name), name))
 
 
-def _move_all(site: Site, state: State, account: Account, datadir_mode: int) -> None:
+def _move_all(site: Site, state: State, account: Account) -> None:
     refuse_non_empty(site.datadir, ours=(*site.ours, *state.moves))
     close_datadir(site)
     *content, marker = state.moves
@@ -118,7 +145,7 @@ def _move_all(site: Site, state: State, account: Account, datadir_mode: int) -> 
     sync_folder(site.datadir)
     if os.geteuid() == 0:
         os.chown(site.datadir, account.uid, account.gid)
-    site.datadir.chmod(datadir_mode)
+    site.datadir.chmod(state.mode)
     _move(site, marker)
     sync_folder(site.datadir)
 

@@ -28,9 +28,7 @@ class Rate:
     @property
     def basis(self) -> str:
         """How an estimate with this rate came about, in words."""
-        speed = f"{self.bytes_per_second / 1e6:.0f} MB/s" + (
-            f" + {self.seconds:.0f} s" if self.seconds >= 1 else ""
-        )
+        speed = f"{self.bytes_per_second / 1e6:.0f} MB/s" + (f" + {self.seconds:.0f} s" if self.seconds >= 1 else "")
         if self.samples:
             return f"measured here: {speed} over {self.samples} run{'s' if self.samples != 1 else ''}"
         return f"assumed, nothing measured yet: {speed}"

@@ -202,12 +202,8 @@ def _sequence(gtid: str) -> tuple[str, int]:
 
 
 def _named(backup: BackupRecord) -> str:
-    place = backup.position.gtid or (
-        f"{backup.position.file}:{backup.position.pos}" if backup.position.file else ""
-    )
-    return (
-        f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
-    )
+    place = backup.position.gtid or (f"{backup.position.file}:{backup.position.pos}" if backup.position.file else "")
+    return f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
 
 
 def _chain(last: BackupRecord, own: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
@@ -225,9 +221,7 @@ def _chain(last: BackupRecord, own: Iterable[BackupRecord]) -> tuple[BackupRecor
     return tuple(chain)
 
 
-def _destinations(
-    chain: Sequence[BackupRecord], preferred: Sequence[str]
-) -> tuple[tuple[str, ...], list[str]]:
+def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Where the whole chain lies, good copies first, and what there is to say about the others."""
     places = [{copy.destination: copy.state for copy in b.copies} for b in chain]
     everywhere = [name for name in places[0] if all(name in place for place in places)]
@@ -249,9 +243,7 @@ def _destinations(
     return tuple(ordered), warnings
 
 
-def _steps(
-    chain: Sequence[BackupRecord], destinations: Sequence[str], preferences: Preferences
-) -> tuple[Step, ...]:
+def _steps(chain: Sequence[BackupRecord], destinations: Sequence[str], preferences: Preferences) -> tuple[Step, ...]:
     source = sum(b.stats.bytes_source for b in chain)
     stored = sum(b.stats.bytes_stored for b in chain)
     files = chain[0].stats.files

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.toolset import NO_PATHS, physical_backup_tool, server_program
+from backupd.engine.external import LINK_SUFFIX
+from backupd.engine.physical import PhysicalTool
+from backupd.engine.toolset import NO_PATHS, physical_tool, server_program
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.server import ServerInfo, Tool
 from backupd.model.units import format_size
 from restore.names import check_collisions
-from restore.occupancy import refuse_non_empty, refuse_occupied
+from restore.occupancy import refuse_non_empty
 from restore.room import Need, measure, refuse_too_small
 from restore.sources import Loaded
 from restore.staging import Site
@@ -26,7 +28,7 @@ class Programs:
     """What this host has for the backup's server. ``server`` is None when nothing has to be started and no server
     program is installed."""
 
-    backup: Tool
+    tool: PhysicalTool
     server: Tool | None
 
 
@@ -37,7 +39,7 @@ def find_programs(info: ServerInfo, *, start: bool, paths: Mapping[str, str] = N
     understand the files, or silently upgrade them.
     """
     try:
-        backup = physical_backup_tool(info.flavour, info.version, paths=paths)
+        tool = physical_tool(info, paths=paths)
         try:
             server = server_program(info.flavour, info.version, paths=paths)
         except ToolMissingError:
@@ -48,13 +50,7 @@ def find_programs(info: ServerInfo, *, start: bool, paths: Mapping[str, str] = N
         raise
     except ToolError as error:
         raise RefusedError(error.message, detail=error.detail, hint=error.hint) from error
-    return Programs(backup, server)
-
-
-def refuse_place(site: Site) -> None:
-    """Raises RefusedError unless the data directory is empty and nobody lives in it."""
-    refuse_occupied(site.datadir)
-    refuse_non_empty(site.datadir, ours=site.ours)
+    return Programs(tool, server)
 
 
 def need_of(chain: Sequence[Loaded]) -> Need:
@@ -94,7 +90,28 @@ def refuse_no_room(chain: Sequence[Loaded], site: Site) -> tuple[str, ...]:
     folder = next(f for f in (site.folder, *site.folder.parents) if f.exists())
     for loaded in chain:
         check_collisions(loaded.body.entries, folder)
-    return refuse_too_small(need_of(chain), folder, there=_present(site.folder))
+    warnings = refuse_too_small(need_of(chain), folder, there=_present(site.folder))
+    outside = _outside_bytes(chain)
+    if outside and not site.store.is_dir():
+        refuse_non_empty(site.final_store)
+    room = os.statvfs(site.datadir.parent) if site.inside else None
+    if room is not None and room.f_bavail * room.f_frsize < outside:
+        raise RefusedError(
+            f"too little room beside {site.datadir}: {outside:,} bytes of tablespaces with a DATA DIRECTORY go to "
+            f"{site.final_store}",
+            hint="free some space there: a server allows no DATA DIRECTORY inside its data directory",
+        )
+    return warnings
+
+
+def _outside_bytes(chain: Sequence[Loaded]) -> int:
+    """Bytes of the tablespaces that lay outside the source's data directory: those with a link file."""
+    total = 0
+    for loaded in chain:
+        sizes = {entry.path: entry.size for entry in loaded.body.entries}
+        links = [path.removesuffix(LINK_SUFFIX) for path in sizes if path.endswith(LINK_SUFFIX)]
+        total += sum(sizes.get(f"{link}{suffix}", 0) for link in links for suffix in (".ibd", ".new"))
+    return total
 
 
 def refuse_over_limit(chain: Sequence[Loaded], limit: int) -> None:

@@ -58,9 +58,7 @@ def measure(
             files += size
             # Stored bytes of a sparse file are compressed; a hole costs next to nothing, so this is a lower
             # bound.
-            least += (
-                min(size, sum(objects[part.object].size for part in entry.parts)) if entry.sparse else size
-            )
+            least += min(size, sum(objects[part.object].size for part in entry.parts)) if entry.sparse else size
             inodes += 1
     return Need(files=files, growth=redo_applied, redo=redo_log, least=least, inodes=inodes)
 

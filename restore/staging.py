@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
 from backupd.model.errors import RefusedError
-from backupd.model.proof import Phase
+from restore.state import State, read_document, read_marker, write_durably
 
 BESIDE = ".restoring"
 INSIDE = ".backupd-restoring"
-MARKER = ".backupd-restore.json"
-"""Lies in the restored data directory: by it the directory is known to be complete."""
-DATADIR_MODE = 0o750
-"""Of a data directory that did not exist; an existing one keeps its own."""
 _STATE = "restore.json"
 
 
@@ -42,6 +36,16 @@ class Site:
     def data(self) -> Path:
         """What becomes the content of the data directory."""
         return self.folder / "data"
+
+    @property
+    def store(self) -> Path:
+        """Tablespaces that lay outside the source's data directory, while they are staged."""
+        return self.folder / "external"
+
+    @property
+    def final_store(self) -> Path:
+        """Where those lie in the end: beside the data directory, because a server allows none inside."""
+        return self.datadir.with_name(self.datadir.name + ".external")
 
     @property
     def logs(self) -> Path:
@@ -66,9 +70,7 @@ def choose_site(datadir: Path) -> Site:
     if beside.folder.is_dir():
         return beside
     if real.is_dir() and (
-        real in _mount_points()
-        or (real / "lost+found").is_dir()
-        or real.parent.stat().st_dev != real.stat().st_dev
+        real in _mount_points() or (real / "lost+found").is_dir() or real.parent.stat().st_dev != real.stat().st_dev
     ):
         return inside
     parent = next(folder for folder in real.parents if folder.exists())
@@ -88,116 +90,13 @@ def _mount_points(table: Path = Path("/proc/self/mountinfo")) -> set[Path]:
     return {Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)) for text in fields}
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """What an attempt remembers for the next one.
-
-    ``stage``: ``fetching``, ``prepared``, ``placing`` (in the staging folder), ``placed``, ``finished`` (in
-    the marker). ``moves``: names to move while placing inside, in order. ``phases``: what is over, with time
-    spent by all attempts.
-    """
-
-    restore_id: str
-    server: str
-    target: str
-    chain: tuple[str, ...]
-    stage: str = "fetching"
-    moves: tuple[str, ...] = ()
-    phases: tuple[Phase, ...] = field(default=())
-    mode: int = DATADIR_MODE
-
-    def with_phase(self, phase: Phase) -> Self:
-        """``phase`` added, or its time added to what earlier attempts spent on it."""
-        earlier = next((p for p in self.phases if p.name == phase.name), None)
-        if earlier is None:
-            return replace(self, phases=(*self.phases, phase))
-        total = Phase(phase.name, earlier.seconds + phase.seconds, phase.bytes)
-        return replace(self, phases=tuple(total if p is earlier else p for p in self.phases))
-
-    def same_work(self, other: State) -> bool:
-        return (self.server, self.chain) == (other.server, other.chain)
-
-    def encode(self) -> bytes:
-        document = {
-            "restore": self.restore_id,
-            "server": self.server,
-            "target": self.target,
-            "chain": list(self.chain),
-            "stage": self.stage,
-            "moves": list(self.moves),
-            "phases": [[p.name, p.seconds, p.bytes] for p in self.phases],
-        }
-        return (json.dumps(document, sort_keys=True, indent=1) + "\n").encode("ascii")
-
-    @classmethod
-    def decode(cls, raw: bytes) -> Self:
-        data: dict[str, Any] = json.loads(raw)
-        return cls(
-            restore_id=str(data["restore"]),
-            server=str(data["server"]),
-            target=str(data["target"]),
-            chain=tuple(data["chain"]),
-            stage=str(data["stage"]),
-            moves=tuple(data["moves"]),
-            phases=tuple(
-                Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"]
-            ),
-        )
-
-
 def read_state(site: Site) -> State | None:
     """What the staging folder remembers, None when it is new."""
-    return _read(site.folder / _STATE)
-
-
-def read_marker(datadir: Path) -> State | None:
-    """What the marker of a restored data directory says, None without one."""
-    return _read(datadir / MARKER)
-
-
-def _read(path: Path) -> State | None:
-    try:
-        return State.decode(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise RefusedError(
-            f"{path} is not what backupd writes",
-            detail=str(error),
-            hint="remove it, and what lies beside it, if no restore needs it any more",
-        ) from error
+    return read_document(site.folder / _STATE)
 
 
 def write_state(site: Site, state: State) -> None:
     write_durably(site.folder / _STATE, state.encode())
-
-
-def write_marker(folder: Path, state: State) -> None:
-    write_durably(folder / MARKER, state.encode())
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, whatever happens; mode and owner of an old one are kept."""
-    fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:
-        if path.exists():
-            old = path.stat()
-            os.fchown(file.fileno(), old.st_uid, old.st_gid)
-            os.fchmod(file.fileno(), old.st_mode & 0o777)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names that were added, moved or removed in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def unfinished(datadir: Path) -> State | None:
@@ -238,9 +137,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 hint="wait for it, or end that process; the same command then continues",
             ) from error
         if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
-            raise RefusedError(
-                f"another restore has just finished in {folder}", hint="look at the result first"
-            )
+            raise RefusedError(f"another restore has just finished in {folder}", hint="look at the result first")
         yield
     finally:
         os.close(descriptor)

@@ -21,9 +21,7 @@ from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import UsageError
 from backupd.model.ids import is_id, is_name
 
-GRAMMAR = (
-    "latest | 2026-11-21T09:41:03.250Z | gtid:... | before-gtid:... | file:pos | backup:ID, any with @branch"
-)
+GRAMMAR = "latest | 2026-11-21T09:41:03.250Z | gtid:... | before-gtid:... | file:pos | backup:ID, any with @branch"
 _HINT = f"a target is one of: {GRAMMAR}"
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\d.*", re.DOTALL)

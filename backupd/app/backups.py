@@ -6,13 +6,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from restore.runbook import render_runbook
-
 from backupd.app.adopt import adopt_unknown
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import GRACE, Wiring, owner, owner_is_alive, worker_count
 from backupd.backup.physical import Documents, PhysicalOutcome, PhysicalSpec, execute
-from backupd.engine.probe import probe
+from backupd.engine.probe import examine
 from backupd.engine.toolset import physical_tool
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
@@ -23,6 +21,7 @@ from backupd.model.manifest import Body, Header
 from backupd.model.progress import Report
 from backupd.model.proof import Phase, Witness
 from backupd.transfer.remove import sweep
+from restore.runbook import render_runbook
 from restore.unpack import render_unpack
 from storage.destination import Destination
 
@@ -79,14 +78,15 @@ def resolve(wiring: Wiring, server: ServerSettings, job: JobRecord, destinations
     """Freeze every decision about this backup. Reads the server, the keyring and the tools; changes nothing."""
     keys, fingerprints = wiring.recipients()
     connection = server.connection()
-    probed = probe(connection)
+    with connection.connect() as session:
+        probed = examine(session)
     policy = server.policy
     warnings = (*probed.warnings, *(f"{key.name}: {key.warning}" for key in keys if key.warning))
     tool = physical_tool(probed.info)
 
     def documents(body: Body, header: Header) -> Documents:
         return Documents(runbook=render_runbook(header, body, destinations=[d.name for d in destinations]).encode(),
-                         unpack=render_unpack(header, body).encode("utf-8", "surrogateescape"))
+                         unpack=render_unpack(header.backup_id, body.entries))
 
     return PhysicalSpec(
         backup_id=job.id, server=server.name, connection=connection, info=probed.info, tool=tool,

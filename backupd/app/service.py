@@ -14,7 +14,7 @@ from backupd.app.checkup import check
 from backupd.app.restores import RestoreOutcome, plan, restore, test_restore
 from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
-from backupd.backup.preflight import Finding
+from backupd.backup.finding import Finding
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError

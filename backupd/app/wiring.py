@@ -82,7 +82,7 @@ class Wiring:
         for name in server.required:
             destination = self.destination(name)
             if not destination.is_initialised():
-                if self._holds_backups(name):
+                if self.holds_backups(name):
                     raise RefusedError(
                         f"destination {name} should hold backups, but its folder is empty or not a repository",
                         hint="is the file system mounted? To begin anew there, delete the old backups first: "
@@ -91,7 +91,8 @@ class Wiring:
             opened.append(destination)
         return tuple(opened)
 
-    def _holds_backups(self, destination: str) -> bool:
+    def holds_backups(self, destination: str) -> bool:
+        """Does the catalog know a copy at ``destination``?"""
         return any(copy.destination == destination for record in self.catalog.backups.list() for copy in record.copies)
 
     def recipients(self) -> tuple[list[KeyInfo], tuple[str, ...]]:

@@ -43,9 +43,7 @@ def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
     if named:
         yield error("server", f"this is {named}, a proxy, not a database server", hint)
     elif session.thread_id != int(session.scalar("SELECT CONNECTION_ID()")):
-        yield error(
-            "server", "something between us and the server answers in its place (other connection id)", hint
-        )
+        yield error("server", "something between us and the server answers in its place (other connection id)", hint)
     elif greeting != info.variables.get("version", greeting) and not greeting.startswith(str(info.version)):
         yield error(
             "server",
@@ -72,8 +70,8 @@ def _files(info: ServerInfo) -> Iterator[Finding]:
             "run backupd on the database host, as root or the database's user",
         )
         return
-    closed = [str(path) for path in _wanted(info, datadir) if not os.access(path, os.R_OK)]
-    if not os.access(datadir, os.R_OK | os.X_OK):
+    closed = [str(path) for path in _wanted(info, datadir) if not os.access(path, os.R_OK, effective_ids=True)]
+    if not os.access(datadir, os.R_OK | os.X_OK, effective_ids=True):
         yield error("datadir", f"{datadir} cannot be read", hint)
     elif closed:
         more = f" and {len(closed) - 5} more" if len(closed) > 5 else ""
@@ -81,9 +79,7 @@ def _files(info: ServerInfo) -> Iterator[Finding]:
     else:
         yield fine("datadir", f"{datadir} can be read")
     if os.path.ismount(datadir):
-        yield fine(
-            "datadir", f"{datadir} is a mount point: a restore onto it moves files in, it cannot be renamed"
-        )
+        yield fine("datadir", f"{datadir} is a mount point: a restore onto it moves files in, it cannot be renamed")
 
 
 def _process(session: Session, info: ServerInfo) -> Iterator[Finding]:

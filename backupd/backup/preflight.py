@@ -11,8 +11,8 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from io import BytesIO
 from pathlib import Path
@@ -22,17 +22,13 @@ from backupd.backup.location import examine_location
 from backupd.engine.client import Connection, Session
 from backupd.engine.grants import Grants, needs, read_grants
 from backupd.engine.probe import Probed, examine, read_dialect
+from backupd.engine.toolset import physical_backup_tool
 from backupd.model.errors import BackupdError, KeyUnusableError, ServerError, ToolError
 from backupd.model.ids import new_id
-from backupd.model.server import ServerInfo, Tool
+from backupd.model.server import ServerInfo
 from backupd.model.units import format_size
 from backupd.transfer.keyring import resolve_recipients, secret_fingerprints
 from storage.destination import Destination
-
-FindTool = Callable[[ServerInfo], Tool]
-"""Finds the physical tool for a server. Raises ToolMissingError or another BackupdError naming what is
-wrong.
-"""
 
 SMALLEST_FREE = 256 * 1024 * 1024
 """Bytes below which a destination or the spool counts as full."""
@@ -49,11 +45,11 @@ class PreflightSpec:
     that once did and is empty now must never be. ``secret_files``: option and password files that nobody
     else should read. ``expected_new_bytes``: what recent backups stored anew, if there were any.
     ``restore_gnupg_home``: where test restores find decryption keys, if they run on this machine.
+    ``programs``: paths of tools that are not searched.
     """
 
     server: str
     connection: Connection
-    find_tool: FindTool
     destinations: tuple[Destination, ...]
     gnupg_home: Path
     recipients: tuple[str, ...]
@@ -62,6 +58,7 @@ class PreflightSpec:
     restore_gnupg_home: Path | None = None
     secret_files: tuple[Path, ...] = ()
     expected_new_bytes: int | None = None
+    programs: Mapping[str, str] = field(default_factory=dict)
 
 
 def preflight(spec: PreflightSpec, *, now: datetime) -> list[Finding]:
@@ -124,15 +121,13 @@ def _grants(session: Session, found: list[Finding]) -> Grants | None:
         if grants.roles:
             hint += f"; if a role gives it, make that a default role ({', '.join(grants.roles)})"
         report = error if need.required else warning
-        found.append(
-            report("privileges", f"{grants.account} lacks {need.privilege} on *.*: {need.purpose}", hint)
-        )
+        found.append(report("privileges", f"{grants.account} lacks {need.privilege} on *.*: {need.purpose}", hint))
     return grants
 
 
 def _tool(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
     try:
-        tool = spec.find_tool(info)
+        tool = physical_backup_tool(info.flavour, info.version, paths=spec.programs)
     except BackupdError as problem:
         yield from_error("tool", problem)
     else:

@@ -1,28 +1,30 @@
 """Tablespaces outside the datadir: finding them in a fetched backup, and giving them a place of their own.
 
-What was measured with MariaDB 10.11.19, source alive on the same host, strace on prepare and on the started server:
+What was measured with MariaDB 10.11.19, source alive on the same host, strace on prepare and on the started
+server:
 
-* mariadb-backup streams ``shop/t.ibd`` (the data, in the schema's folder) and ``shop/t.isl`` (a text file: the absolute
-  path at the source). A MyISAM table with DATA DIRECTORY comes as plain files in its place; an Aria table with DATA
-  DIRECTORY makes the tool fail ("aria_read data from ... failed with error 9"). External undo, redo and system
-  tablespaces come flattened into the top folder.
-* ``--prepare`` opens only files in the target, also when the redo log names the live file and the .isl is there. So
-  prepare needs no remapping; it is confined all the same.
-* **A started server opens what the .isl names**: the live source's file, read-write. So the .isl must change before
-  the first start.
-* Without the .isl, or with one that names the file's place in the schema's folder, all tables can be read, but the
-  first ALTER of such a table crashes the server (the dictionary says DATA DIRECTORY, no path is known). With one that
-  names a place elsewhere *inside* the datadir, ALTER fails with error 1210 and the folder shows up as a schema. A
-  relative path crashes too. With an absolute path outside the datadir everything works: ALTER, TRUNCATE, RENAME, DROP.
-* backup-my.cnf keeps ``innodb_undo_directory`` of the source: prepare ignores it, a server must not be given it.
+* mariadb-backup streams ``shop/t.ibd`` (the data, in the schema's folder) and ``shop/t.isl`` (a text file:
+the absolute path at the source). A MyISAM table with DATA DIRECTORY comes as plain files in its place; an
+Aria table with DATA DIRECTORY makes the tool fail ("aria_read data from ... failed with error 9"). External
+undo, redo and system tablespaces come flattened into the top folder. * ``--prepare`` opens only files in
+the target, also when the redo log names the live file and the .isl is there. So prepare needs no remapping;
+it is confined all the same. * **A started server opens what the .isl names**: the live source's file,
+read-write. So the .isl must change before the first start. * Without the .isl, or with one that names the
+file's place in the schema's folder, all tables can be read, but the first ALTER of such a table crashes the
+server (the dictionary says DATA DIRECTORY, no path is known). With one that names a place elsewhere
+*inside* the datadir, ALTER fails with error 1210 and the folder shows up as a schema. A relative path
+crashes too. With an absolute path outside the datadir everything works: ALTER, TRUNCATE, RENAME, DROP. *
+backup-my.cnf keeps ``innodb_undo_directory`` of the source: prepare ignores it, a server must not be given
+it.
 
-Hence ``remap``, between prepare and the first start: data to a folder beside the datadir, .isl rewritten. On MySQL 8
-and later the dictionary itself holds the paths; that is for the day its tool is supported.
+Hence ``remap``, between prepare and the first start: data to a folder beside the datadir, .isl rewritten.
+On MySQL 8 and later the dictionary itself holds the paths; that is for the day its tool is supported.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -30,14 +32,15 @@ from backupd.model.errors import DamagedError, RefusedError
 
 LINK_SUFFIX = ".isl"
 _DATA_SUFFIX = ".ibd"
-_UNPREPARED_SUFFIXES = (".new", ".ibd.delta")
+_DATA_SUFFIXES = (_DATA_SUFFIX, ".new", ".ibd.delta")
+"""Before prepare, a table made shortly before the backup is called ``t.new``; ``.delta`` is an increment's."""
 _LINK_LIMIT = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalTablespace:
-    """``link`` and ``data``: paths of the .isl and .ibd relative to the backup's folder. ``source``: absolute path of
-    the data on the source's host."""
+    """``link`` and ``data``: paths of the .isl and .ibd relative to the backup's folder. ``source``:
+    absolute path of the data on the source's host."""
 
     link: str
     data: str
@@ -54,24 +57,7 @@ def find_external(base: Path) -> tuple[ExternalTablespace, ...]:
 
     Raises DamagedError for a link that is not readable or whose data is not in the backup.
     """
-    found: list[ExternalTablespace] = []
-    damages: list[str] = []
-    for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
-        name = link.relative_to(base).as_posix()
-        source = link.read_bytes()[:_LINK_LIMIT].rstrip(b"\r\n\0 ")
-        text = os.fsdecode(source)
-        if not text.startswith("/") or b"\0" in source or ".." in PurePosixPath(text).parts:
-            damages.append(f"{name} does not name an absolute path: {text[:200]!r}")
-            continue
-        stem = name.removesuffix(LINK_SUFFIX)
-        if not any((base / f"{stem}{suffix}").is_file() for suffix in (_DATA_SUFFIX, *_UNPREPARED_SUFFIXES)):
-            damages.append(f"{name} names {text}, but {stem}{_DATA_SUFFIX} is not in the backup")
-            continue
-        found.append(ExternalTablespace(name, stem + _DATA_SUFFIX, text))
-    if damages:
-        raise DamagedError("tablespaces outside the datadir are not complete", damages,
-                           hint="fetch the backup again; without them the server would open files of its source")
-    return tuple(found)
+    return _checked(base, _read_links(base))
 
 
 def remap(base: Path, *, store: Path, final: Path | None = None) -> tuple[ExternalTablespace, ...]:
@@ -79,31 +65,31 @@ def remap(base: Path, *, store: Path, final: Path | None = None) -> tuple[Extern
 
     ``store`` must be on the same file system as ``base`` (files are renamed), not inside it and not inside the future
     datadir; it is made when there is something for it. ``final``: the path that ``store`` will have when the server
-    starts, if that is another. Each source folder gets a folder of its own (``1``, ``2`` ... in the order of their
-    names). Safe to repeat after an interruption. Returns what was there, with ``source`` as it was at the source (after
-    a repetition: as far as it still was).
+    starts, if that is another. Each folder of the source gets a folder of its own (``1``, ``2`` ...). Repeating it
+    after an interruption finishes the work. Returns what was still to do, ``source`` being the path at the source.
 
-    Call ``assert_local`` before a server is started. Raises RefusedError for a ``store`` inside ``base``, DamagedError
-    as ``find_external`` does.
+    Raises RefusedError for a ``store`` inside ``base``, DamagedError as ``find_external`` does, before anything moves.
+    Call ``assert_local`` before a server is started.
     """
     final = final or store
     if not final.is_absolute():
-        raise RefusedError(f"{final} is not absolute", hint="MariaDB reads the path of a link from its own folder")
+        raise RefusedError(f"{final} is not absolute", hint="the server needs the whole path")
     if base == store or base in store.parents:
         raise RefusedError(f"{store} lies inside {base}: MariaDB allows no DATA DIRECTORY inside its datadir",
                            hint="choose a folder beside it")
-    pending = _pending(base, final)
-    folders = sorted({tablespace.source_folder for tablespace in pending})
-    taken = _taken(store)
-    numbers = {folder: str(taken + number) for number, folder in enumerate(folders, start=1)}
+    links = _read_links(base)
+    pending = _checked(base, [link for link in links if final not in Path(link.source).parents])
+    first = _highest_number(store) + 1
+    numbers = {folder: str(first + index) for index, folder in enumerate(sorted({t.source_folder for t in pending}))}
     for tablespace in pending:
         within = PurePosixPath(numbers[tablespace.source_folder]) / tablespace.data
-        target = store / within
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # The link first: a server that starts on a half-done remap finds no file, instead of its source's.
+        # The link first: a server that is started on a half-done remap finds no file, instead of its source's.
         _write_link(base / tablespace.link, final / within)
-        os.rename(base / tablespace.data, target)
-    _finish_interrupted(base, store, final)
+        _move(base / tablespace.data, store / within)
+    for tablespace in links:
+        path = Path(tablespace.source)
+        if final in path.parents and (base / tablespace.data).is_file():  # interrupted between the two steps
+            _move(base / tablespace.data, store / path.relative_to(final))
     return pending
 
 
@@ -113,10 +99,10 @@ def assert_local(base: Path, allowed: Path) -> None:
     The last look before a server is started. Raises RefusedError naming what leads elsewhere.
     """
     astray: list[str] = []
-    for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
-        path = Path(os.fsdecode(link.read_bytes().rstrip(b"\r\n\0 ")))
+    for link in _read_links(base):
+        path = Path(link.source)
         if allowed not in path.parents or ".." in path.parts or not path.is_file():
-            astray.append(f"{link.relative_to(base)} leads to {path}")
+            astray.append(f"{link.link} leads to {link.source or 'nothing'}")
     for path in sorted(base.rglob("*")):
         if path.is_symlink() and base.resolve() not in path.resolve().parents:
             astray.append(f"{path.relative_to(base)} is a link to {path.readlink()}")
@@ -125,55 +111,48 @@ def assert_local(base: Path, allowed: Path) -> None:
                            detail="\n".join(astray[:50]), hint="remap the external tablespaces first")
 
 
-def _pending(base: Path, final: Path) -> tuple[ExternalTablespace, ...]:
-    """External tablespaces whose link does not lead to ``final`` yet."""
-    done = {link for link in base.glob(f"*/*{LINK_SUFFIX}") if final in _leads_to(link).parents}
-    if not done:
-        return find_external(base)
-    hidden = {link.relative_to(base).as_posix() for link in done}
-    return tuple(t for t in _tolerant(base, hidden) if t.link not in hidden)
-
-
-def _tolerant(base: Path, hidden: set[str]) -> tuple[ExternalTablespace, ...]:
-    found = []
+def _read_links(base: Path) -> list[ExternalTablespace]:
+    found: list[ExternalTablespace] = []
     for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
         name = link.relative_to(base).as_posix()
-        if name not in hidden:
-            found.append(ExternalTablespace(name, name.removesuffix(LINK_SUFFIX) + _DATA_SUFFIX, str(_leads_to(link))))
-    return tuple(found)
+        text = os.fsdecode(link.read_bytes()[:_LINK_LIMIT].rstrip(b"\r\n\0 "))
+        found.append(ExternalTablespace(name, name.removesuffix(LINK_SUFFIX) + _DATA_SUFFIX, text))
+    return found
 
 
-def _finish_interrupted(base: Path, store: Path, final: Path) -> None:
-    """Data whose link was rewritten but which was not moved before an interruption."""
-    for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
-        data = link.with_suffix(_DATA_SUFFIX)
-        path = _leads_to(link)
-        if final in path.parents and data.is_file():
-            target = store / path.relative_to(final)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(data, target)
+def _checked(base: Path, links: Sequence[ExternalTablespace]) -> tuple[ExternalTablespace, ...]:
+    damages: list[str] = []
+    for link in links:
+        stem = link.data.removesuffix(_DATA_SUFFIX)
+        if not link.source.startswith("/") or "\0" in link.source:
+            damages.append(f"{link.link} does not name an absolute path: {link.source[:200]!r}")
+        elif not any((base / f"{stem}{suffix}").is_file() for suffix in _DATA_SUFFIXES):
+            damages.append(f"{link.link} names {link.source}, but {link.data} is not in the backup")
+    if damages:
+        raise DamagedError("tablespaces outside the datadir are not complete", damages,
+                           hint="fetch the backup again; without them the server would open files of its source")
+    return tuple(links)
 
 
-def _taken(store: Path) -> int:
-    """The highest number that a folder in ``store`` has."""
+def _highest_number(store: Path) -> int:
     numbers = [int(entry.name) for entry in store.iterdir() if entry.name.isdecimal()] if store.is_dir() else []
     return max(numbers, default=0)
 
 
-def _leads_to(link: Path) -> Path:
-    return Path(os.fsdecode(link.read_bytes().rstrip(b"\r\n\0 ")))
+def _move(data: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    data.rename(target)
 
 
 def _write_link(link: Path, target: Path) -> None:
     """Replace the link's text in one step; its owner and mode stay."""
     status = link.stat()
     fresh = link.with_name(link.name + "~")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-    with os.fdopen(descriptor, "wb") as file:
+    with fresh.open("wb") as file:
         file.write(os.fsencode(target))
         file.flush()
         os.fsync(file.fileno())
-    os.chmod(fresh, status.st_mode & 0o7777)
+    fresh.chmod(status.st_mode & 0o7777)
     if os.geteuid() == 0:
         os.chown(fresh, status.st_uid, status.st_gid)
-    os.rename(fresh, link)
+    fresh.rename(link)

@@ -2,12 +2,12 @@
 
 Measured with 10.11.19; every point here is a run that ended with exit code 0 and "completed OK!":
 
-* prepare with damaged or cut redo: recovery stops early. ``verify_prepared`` compares where it stopped with last_lsn.
-* prepare with a missing .ibd: ``verify_files`` before it, and the tool's "was not found at" line after it.
-* prepare with --no-defaults: backup-my.cnf is not read, so page size and system tablespace are the defaults' (then the
-  exit code is 1 with a misleading text when the page size differs). We name the file.
-* backup while Aria tables are renamed: their data is left out (see xbstream).
-* a stream cut between two files: the receipts, written last, are missing.
+* prepare with damaged or cut redo: recovery stops early. ``verify_prepared`` compares where it stopped with
+last_lsn. * prepare with a missing .ibd: ``verify_files`` before it, and the tool's "was not found at" line
+after it. * prepare with --no-defaults: backup-my.cnf is not read, so page size and system tablespace are
+the defaults' (then the exit code is 1 with a misleading text when the page size differs). We name the file.
+* backup while Aria tables are renamed: their data is left out (see xbstream). * a stream cut between two
+files: the receipts, written last, are missing.
 
 SIGTERM does not end it (blocked); SIGINT and SIGKILL do, and ``Pipeline`` knows.
 """
@@ -32,7 +32,7 @@ from backupd.engine.receipts import (
 )
 from backupd.engine.sandbox import confine, is_available
 from backupd.engine.xbstream import Dialect, demultiplex
-from backupd.model.errors import DamagedError, StreamError, ToolError
+from backupd.model.errors import DamagedError, StreamError, ToolError, ToolMissingError
 from backupd.model.server import Receipts, Tool
 from backupd.process.command import Command
 from backupd.process.optionfile import option_file
@@ -53,6 +53,18 @@ _SILENT_FAILURES = (
     "The log was not applied to the intended LSN",
 )
 """In a prepare's log each of these means: what comes out is not the server at the end of its backup."""
+_HINTS = {
+    "Try increasing the innodb_log_file_size": "the server overwrote its redo log before it was copied: raise"
+    " innodb_log_file_size, or take the backup while less is written",
+    "Access denied": "wrong user or password: look at defaults_file, user and password_file of this server",
+    "missing required privilege": "grant the account what is named; `backupd check` names each missing privilege",
+    "aria_read data from": "an Aria table with DATA DIRECTORY or a damaged one: the tool cannot copy it",
+    "Database page corruption": "a page of the server's own files is damaged: CHECK TABLE the table that is named",
+    "Too many open files": "raise the limit of open files (LimitNOFILE) for the backup service",
+    "Can't change dir to": "the tool must run on the server's host, as a user who may read its datadir",
+    "Permission denied": "the tool must run as a user who may read the server's datadir",
+}
+"""What the tool prints, and what helps."""
 _REDO_HEADER = 0x3000
 _CHECKPOINTS = (0x1000, 0x2000)
 
@@ -61,8 +73,8 @@ class MariaBackup:
     """The physical tool of MariaDB servers."""
 
     def __init__(self, tool: Tool, names: ReceiptNames, *, runtime: Path | None = None) -> None:
-        """``tool``: found by toolset; ``names``: what it calls its receipts; ``runtime``: a private folder for option
-        files (default: this process's own)."""
+        """``tool``: found by toolset; ``names``: what it calls its receipts; ``runtime``: a private folder
+        for option files (default: this process's own)."""
         self._tool = tool
         self._names = names
         self._runtime = runtime
@@ -94,20 +106,26 @@ class MariaBackup:
                 raise ToolError(f"{name} did not end its work on {base} with {COMPLETED!r}", detail=tail)
             bad = [line for line in lines if any(mark in line for mark in _SILENT_FAILURES)]
             if bad:
-                raise ToolError(f"{name} prepared {base}, but not completely", detail="\n".join(bad[:20]),
-                                hint="fetch the backup again, from another destination if there is one")
+                raise ToolError(
+                    f"{name} prepared {base}, but not completely",
+                    detail="\n".join(bad[:20]),
+                    hint="fetch the backup again, from another destination if there is one",
+                )
         found = read_receipts(base).backup_type
         if found != PREPARED_TYPE:
-            raise ToolError(f"{base} is not prepared: its backup_type is {found}, not {PREPARED_TYPE}",
-                            hint="run the prepare steps again; repeating them is harmless")
+            raise ToolError(
+                f"{base} is not prepared: its backup_type is {found}, not {PREPARED_TYPE}",
+                hint="run the prepare steps again; repeating them is harmless",
+            )
         reached = reached_lsn(base)
         if reached < receipts.last_lsn:
             raise ToolError(
                 f"{name} applied the redo log up to {reached} only; the backup goes to {receipts.last_lsn}",
                 detail=f"{receipts.last_lsn - reached} bytes of redo in {base / REDO} could not be read,"
-                       f" although {name} said {COMPLETED!r}",
+                f" although {name} said {COMPLETED!r}",
                 hint="the redo log of this copy is damaged: fetch the backup again, from another destination if there"
-                     " is one")
+                " is one",
+            )
 
     def redo_bytes(self, base: Path) -> int:
         try:
@@ -116,8 +134,13 @@ class MariaBackup:
             raise _no_redo(base) from None
 
     def _step(self, title: str, base: Path, increment: Path | None, memory: int) -> PrepareStep:
-        argv = [self._tool.path, f"--defaults-file={base / BACKUP_CNF}", "--prepare", f"--target-dir={base}",
-                f"--use-memory={max(memory // _MIB, 1)}M"]
+        argv = [
+            self._tool.path,
+            f"--defaults-file={base / BACKUP_CNF}",
+            "--prepare",
+            f"--target-dir={base}",
+            f"--use-memory={max(memory // _MIB, 1)}M",
+        ]
         if increment is not None:
             argv.append(f"--incremental-dir={increment}")
         plain = Command(tuple(argv), cwd=base)
@@ -156,10 +179,12 @@ class MariaBackupCapture:
         for folder in (target, lsn):
             folder.mkdir(mode=0o700)
         with contextlib.ExitStack() as stack:
-            options = stack.enter_context(
-                option_file(request.connection.option_groups(), directory=self._runtime))
-            self._pipeline = stack.enter_context(Pipeline(
-                [self._command(options, target, lsn)], on_stderr=self._heard, log=request.log, cancel=request.cancel))
+            options = stack.enter_context(option_file(request.connection.option_groups(), directory=self._runtime))
+            self._pipeline = stack.enter_context(
+                Pipeline(
+                    [self._command(options, target, lsn)], on_stderr=self._heard, log=request.log, cancel=request.cancel
+                )
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -172,7 +197,7 @@ class MariaBackupCapture:
         if self._pipeline is None:
             raise ValueError("the capture was not entered")
         collector = ReceiptCollector()
-        for event in demultiplex(self._pipeline, Dialect.MARIADB):
+        for event in self._stream(self._pipeline):
             if isinstance(event, Data):
                 collector.data(event.path, event.payload)
             elif isinstance(event, End):
@@ -187,11 +212,23 @@ class MariaBackupCapture:
             raise ValueError("the capture has not ended yet")
         return self._receipts
 
+    def _stream(self, pipeline: Pipeline) -> Iterator[FileEvent]:
+        try:
+            yield from demultiplex(pipeline, Dialect.MARIADB)
+        except ToolMissingError:
+            raise
+        except ToolError as error:
+            hint = next((hint for mark, hint in _HINTS.items() if mark in error.detail), error.hint)
+            raise ToolError(error.message, detail=error.detail, hint=hint) from error
+
     def _verified(self, collector: ReceiptCollector) -> Receipts:
         name = self.tool.name
         if not self._last_line.rstrip().endswith(COMPLETED):
-            raise ToolError(f"{name} exited with 0 but did not say {COMPLETED!r}", detail=self.log_tail,
-                            hint="its last lines tell why; nothing was kept of this backup")
+            raise ToolError(
+                f"{name} exited with 0 but did not say {COMPLETED!r}",
+                detail=self.log_tail,
+                hint="its last lines tell why; nothing was kept of this backup",
+            )
         try:
             receipts = parse_receipts(collector.files)
         except StreamError as error:
@@ -213,9 +250,16 @@ class MariaBackupCapture:
 
     def _command(self, options: Path, target: Path, lsn: Path) -> Command:
         request = self._request
-        argv = [self.tool.path, f"--defaults-file={options}", "--backup", "--stream=xbstream",
-                f"--target-dir={target}", f"--extra-lsndir={lsn}", f"--parallel={max(request.parallel, 1)}",
-                f"--open-files-limit={OPEN_FILES}"]
+        argv = [
+            self.tool.path,
+            f"--defaults-file={options}",
+            "--backup",
+            "--stream=xbstream",
+            f"--target-dir={target}",
+            f"--extra-lsndir={lsn}",
+            f"--parallel={max(request.parallel, 1)}",
+            f"--open-files-limit={OPEN_FILES}",
+        ]
         if request.incremental_lsn is not None:
             argv.append(f"--incremental-lsn={request.incremental_lsn}")
         if request.replica:
@@ -226,9 +270,10 @@ class MariaBackupCapture:
 def reached_lsn(base: Path) -> int:
     """Up to which log sequence number a prepared backup goes, from its redo file.
 
-    After prepare the file holds nothing but a checkpoint, so its end is the checkpoint's number plus what follows the
-    header (16 bytes as a rule). Format since MariaDB 10.8 (log0log.h): "Phys" at 0; two checkpoint blocks at 0x1000
-    and 0x2000, each beginning with the number as 8 bytes, big endian; records from 0x3000 on. Raises ToolError.
+    After prepare the file holds nothing but a checkpoint, so its end is the checkpoint's number plus what
+    follows the header (16 bytes as a rule). Format since MariaDB 10.8 (log0log.h): "Phys" at 0; two
+    checkpoint blocks at 0x1000 and 0x2000, each beginning with the number as 8 bytes, big endian; records
+    from 0x3000 on. Raises ToolError.
     """
     path = base / REDO
     try:
@@ -246,8 +291,11 @@ def reached_lsn(base: Path) -> int:
 def key_files(base: Path) -> tuple[Path, ...]:
     """Files outside of the backup that its key plugin reads, as backup-my.cnf names them."""
     options = read_option_file(base / BACKUP_CNF, ("mysqld", "mariadb", "mariadbd")).options
-    named = [Path(option.value) for option in options
-             if option.value and option.name.startswith("file-key-management-") and option.value.startswith("/")]
+    named = [
+        Path(option.value)
+        for option in options
+        if option.value and option.name.startswith("file-key-management-") and option.value.startswith("/")
+    ]
     return tuple(path for path in named if path.exists())
 
 
@@ -275,4 +323,3 @@ def _check_chain(base: Path, increments: Sequence[Path]) -> None:
 
 def _no_redo(base: Path) -> ToolError:
     return ToolError(f"{base / REDO} is missing: this is not a complete backup", hint="fetch the backup again")
-

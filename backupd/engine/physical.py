@@ -1,7 +1,7 @@
 """What every physical backup tool looks like to the rest: a capture that yields files, and a prepare.
 
-The events of a capture arrive in the order of the tool's stream; several files may be open at once. A file exists for
-the reader from its first event to its ``End``; an empty file has only an ``End``.
+The events of a capture arrive in the order of the tool's stream; several files may be open at once. A file
+exists for the reader from its first event to its ``End``; an empty file has only an ``End``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from backupd.process.command import Command
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes of ``path`` at ``offset``. ``payload`` is a view of a reused buffer: valid until the next event."""
+    """Bytes of ``path`` at ``offset``. ``payload`` is a view of a reused buffer: valid until the next
+    event.
+    """
 
     path: str
     offset: int
@@ -46,15 +48,17 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """``path``, which had ended, is not part of the backup after all: its table was dropped while the tool ran, or
-    the tool copies it again (then its new content follows)."""
+    """``path``, which had ended, is not part of the backup after all: its table was dropped while the tool
+    ran, or the tool copies it again (then its new content follows)."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """``path``, which had ended, is called ``to``: its table was renamed while the tool ran. There is no ``to`` yet."""
+    """``path``, which had ended, is called ``to``: its table was renamed while the tool ran. There is no
+    ``to`` yet.
+    """
 
     path: str
     to: str
@@ -67,10 +71,11 @@ FileEvent = Data | Hole | End | Remove | Rename
 class CaptureRequest:
     """What to back up and how.
 
-    ``workdir``: an empty private folder for the tool's own small files. ``parallel``: reading threads of the tool.
-    ``incremental_lsn``: copy only pages newer than this, None for everything. ``on_stderr`` gets every line the tool
-    prints, as printed, from another thread. ``replica``: also record what the server replicates from (the account
-    then needs REPLICA MONITOR). ``log``: file for the tool's whole stderr, redacted. ``cancel``: set it to stop.
+    ``workdir``: an empty private folder for the tool's own small files. ``parallel``: reading threads of
+    the tool. ``incremental_lsn``: copy only pages newer than this, None for everything. ``on_stderr`` gets
+    every line the tool prints, as printed, from another thread. ``replica``: also record what the server
+    replicates from (the account then needs REPLICA MONITOR). ``log``: file for the tool's whole stderr,
+    redacted. ``cancel``: set it to stop.
     """
 
     connection: Connection
@@ -95,12 +100,14 @@ class Capture(Protocol):
         ...
 
     def events(self) -> Iterator[FileEvent]:
-        """Ends only when the whole run is verified good: exit code, the tool's own end mark, its receipts present,
-        every file ended. Raises ToolError with the tool's last lines, or StreamError."""
+        """Ends only when the whole run is verified good: exit code, the tool's own end mark, its receipts
+        present, every file ended. Raises ToolError with the tool's last lines, or StreamError."""
         ...
 
     def receipts(self) -> Receipts:
-        """What the tool recorded about this run; after ``events`` has ended. Raises StreamError when unreadable."""
+        """What the tool recorded about this run; after ``events`` has ended. Raises StreamError when
+        unreadable.
+        """
         ...
 
     def __enter__(self) -> Self: ...
@@ -112,8 +119,8 @@ class Capture(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PrepareStep:
-    """``command``: what to run, confined to the folders it works on where the host can do that. ``plain``: the same
-    without the confinement, as a runbook shows it."""
+    """``command``: what to run, confined to the folders it works on where the host can do that. ``plain``:
+    the same without the confinement, as a runbook shows it."""
 
     title: str
     command: Command
@@ -135,12 +142,14 @@ class PhysicalTool(Protocol):
 
     def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:
         """The steps that make ``base`` startable; ``memory`` in bytes. Each one's stderr is wanted by
-        ``verify_prepared``. Raises DamagedError when files are missing that the tool itself would not miss."""
+        ``verify_prepared``. Raises DamagedError when files are missing that the tool itself would not
+        miss."""
         ...
 
     def verify_prepared(self, base: Path, receipts: Receipts, logs: Sequence[str]) -> None:
-        """Did prepare really reach the end of the redo? ``receipts`` of the last backup applied, ``logs``: stderr of
-        each step in order. Raises ToolError; the tools say "completed OK!" over damaged backups."""
+        """Did prepare really reach the end of the redo? ``receipts`` of the last backup applied, ``logs``:
+        stderr of each step in order. Raises ToolError; the tools say "completed OK!" over damaged
+        backups."""
         ...
 
     def redo_bytes(self, base: Path) -> int:
@@ -173,24 +182,31 @@ class FileList:
     @classmethod
     def of(cls, base: Path) -> FileList:
         """Every regular file below ``base``; links are not followed and not listed."""
-        return cls({
-            path.relative_to(base).as_posix(): path.lstat().st_size
-            for path in sorted(base.rglob("*")) if path.is_file() and not path.is_symlink()
-        })
+        return cls(
+            {
+                path.relative_to(base).as_posix(): path.lstat().st_size
+                for path in sorted(base.rglob("*"))
+                if path.is_file() and not path.is_symlink()
+            }
+        )
 
     def differences(self, expected: Mapping[str, int]) -> tuple[FileDifference, ...]:
         """What is missing, too short or long, or not expected at all."""
         return tuple(
             FileDifference(path, expected.get(path), self.sizes.get(path))
-            for path in sorted(set(expected) | set(self.sizes)) if expected.get(path) != self.sizes.get(path)
+            for path in sorted(set(expected) | set(self.sizes))
+            if expected.get(path) != self.sizes.get(path)
         )
 
 
 def verify_files(base: Path, expected: Mapping[str, int]) -> None:
-    """Is every expected file there, with its size in bytes, and nothing else? Call it before ``prepare``: the tools
-    prepare a backup that lacks tables and say that all is well. Raises DamagedError with every difference."""
+    """Is every expected file there, with its size in bytes, and nothing else? Call it before ``prepare``:
+    the tools prepare a backup that lacks tables and say that all is well. Raises DamagedError with every
+    difference."""
     differences = FileList.of(base).differences(expected)
     if differences:
         raise DamagedError(
-            f"{len(differences)} files in {base} are not those of the backup", [str(d) for d in differences],
-            hint="fetch the backup again, from another destination if there is one")
+            f"{len(differences)} files in {base} are not those of the backup",
+            [str(d) for d in differences],
+            hint="fetch the backup again, from another destination if there is one",
+        )

@@ -70,9 +70,7 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
         "binlog_ignore_db": str(log.get("Binlog_Ignore_DB") or ""),
     }
     role = _role(session, dialect, denied)
-    census = take_census(
-        session, dialect, variables, replica=role is Role.REPLICA, denied=denied if tolerant else None
-    )
+    census = take_census(session, dialect, variables, replica=role is Role.REPLICA, denied=denied if tolerant else None)
     info = ServerInfo(
         flavour=flavour,
         version=version,

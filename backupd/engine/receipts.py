@@ -1,13 +1,13 @@
 """The small files in which a physical tool records its own run.
 
-Two families of names carry the same contents: ``xtrabackup_*`` (xtrabackup, and mariadb-backup up to 11.0) and
-``mariadb_backup_*`` (mariadb-backup from 11.1 on, MDEV-18931). Contents as written by both tools::
+Two families of names carry the same contents: ``xtrabackup_*`` (xtrabackup, and mariadb-backup up to 11.0)
+and ``mariadb_backup_*`` (mariadb-backup from 11.1 on, MDEV-18931). Contents as written by both tools::
 
-    xtrabackup_checkpoints   "key = value" lines: backup_type, from_lsn, to_lsn, last_lsn
-    xtrabackup_info          "key = value" lines: tool_version, server_version, binlog_pos, incremental ...
-    xtrabackup_binlog_info   one record: file TAB position [TAB GTID set]; MySQL's GTID sets may hold line ends
-    xtrabackup_slave_info    SQL that makes another server a replica of this one's source; on replicas only
-    backup-my.cnf            what prepare must know: page size, layout of system and undo tablespaces, key plugin
+xtrabackup_checkpoints   "key = value" lines: backup_type, from_lsn, to_lsn, last_lsn xtrabackup_info
+"key = value" lines: tool_version, server_version, binlog_pos, incremental ... xtrabackup_binlog_info   one
+record: file TAB position [TAB GTID set]; MySQL's GTID sets may hold line ends xtrabackup_slave_info    SQL
+that makes another server a replica of this one's source; on replicas only backup-my.cnf            what
+prepare must know: page size, layout of system and undo tablespaces, key plugin
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class ReceiptNames:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Written last by a run that succeeded; a stream cut between two files lacks them and nothing else tells."""
+        """Written last by a run that succeeded; a stream cut between two files lacks them and nothing else
+        tells.
+        """
         return (self.checkpoints, self.info, BACKUP_CNF)
 
 
@@ -97,7 +99,9 @@ def family_of(names: Collection[str]) -> ReceiptNames:
             return family
     raise StreamError(
         "the backup has no checkpoints file: the tool did not finish",
-        detail=f"neither {' nor '.join(family.checkpoints for family in FAMILIES)} is there", hint=_HINT)
+        detail=f"neither {' nor '.join(family.checkpoints for family in FAMILIES)} is there",
+        hint=_HINT,
+    )
 
 
 def parse_receipts(files: Mapping[str, bytes]) -> Receipts:

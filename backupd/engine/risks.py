@@ -7,16 +7,12 @@ from collections.abc import Iterator, Mapping
 from backupd.model.server import Flavour
 
 
-def recovery_risks(
-    variables: Mapping[str, str], flavour: Flavour, *, replica: bool = False
-) -> tuple[str, ...]:
+def recovery_risks(variables: Mapping[str, str], flavour: Flavour, *, replica: bool = False) -> tuple[str, ...]:
     """One sentence per risk. ``variables``: the server's global variables, as text, names in lower case;
     ``replica``: does it follow another server?"""
     log_bin = variables.get("log_bin", "").upper()
     if log_bin in ("OFF", "0"):
-        missing = (
-            "the server writes no binary log (log_bin is off): only the moments of backups can be recovered"
-        )
+        missing = "the server writes no binary log (log_bin is off): only the moments of backups can be recovered"
         return (missing, *_crash_risks(variables))
     return (*_log_risks(variables, flavour, replica), *_crash_risks(variables))
 

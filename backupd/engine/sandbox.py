@@ -1,11 +1,13 @@
 """Confining programs that work on copies of a server's files.
 
-Such files name places of their source: tablespaces elsewhere, undo and redo folders, sockets, hosts to replicate from.
-On the source's own host a tool that follows such a name writes into live data. Inside the sandbox there is nothing to
-follow: the programs' own folders read-only, the folders given, no network, no other process, no socket of anybody.
+Such files name places of their source: tablespaces elsewhere, undo and redo folders, sockets, hosts to
+replicate from. On the source's own host a tool that follows such a name writes into live data. Inside the
+sandbox there is nothing to follow: the programs' own folders read-only, the folders given, no network, no
+other process, no socket of anybody.
 
-Measured with bubblewrap 0.8 as root: it makes the parents of a bind mount 0700 root, so they are made first;
-``setpriv`` has to come inside (bwrap needs root for its mounts, the server must not have it); all that costs 6 ms.
+Measured with bubblewrap 0.8 as root: it makes the parents of a bind mount 0700 root, so they are made
+first; ``setpriv`` has to come inside (bwrap needs root for its mounts, the server must not have it); all
+that costs 6 ms.
 """
 
 from __future__ import annotations
@@ -35,14 +37,22 @@ def is_available() -> bool:
 def confine(
     command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), setpriv: bool = True
 ) -> Command:
-    """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all there is
-    besides the programs; no network. ``command.user`` takes effect inside when ``setpriv``."""
+    """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all
+    there is besides the programs; no network. ``command.user`` takes effect inside when ``setpriv``."""
     program = Path(command.located())
     places = [*readable, *_program_places(program)]
     argv = [*_frame(writable, places), "--chdir", str(command.cwd or "/"), "--"]
     if command.user is not None and setpriv and os.geteuid() == 0:
-        argv += ["setpriv", "--reuid", command.user, "--regid", _group(command.user), "--init-groups",
-                 "--no-new-privs", "--"]
+        argv += [
+            "setpriv",
+            "--reuid",
+            command.user,
+            "--regid",
+            _group(command.user),
+            "--init-groups",
+            "--no-new-privs",
+            "--",
+        ]
     return replace(command, argv=(*argv, str(program), *command.argv[1:]), user=None, cwd=None)
 
 
@@ -50,8 +60,20 @@ def _frame(writable: Iterable[Path], readable: Iterable[Path]) -> list[str]:
     argv = [locate("bwrap"), "--die-with-parent", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     for folder in _PROGRAM_FOLDERS:
         argv += ["--ro-bind-try", folder, folder]
-    argv += ["--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", "/tmp",  # noqa: S108  inside the sandbox
-             "--perms", "0755", "--tmpfs", "/run"]
+    argv += [
+        "--dev",
+        "/dev",
+        "--proc",
+        "/proc",
+        "--perms",
+        "1777",
+        "--tmpfs",
+        "/tmp",  # noqa: S108  inside the sandbox
+        "--perms",
+        "0755",
+        "--tmpfs",
+        "/run",
+    ]
     mounts = [(path, "--ro-bind") for path in readable] + [(path, "--bind") for path in writable]
     made: set[Path] = set()
     # Outer folders first: a mount hides what was mounted below it before.

@@ -57,6 +57,7 @@ class Snapshot:
             mariadb = self.dialect.flavour is Flavour.MARIADB
             for statement in (*_SETTINGS, *(_MARIADB_SETTINGS if mariadb else ())):
                 self.session.execute(statement)
+            self._told = mariadb or bool(self._snapshot_status())
             self.holds_locks = not self._stop_logging()
             self._before = definitions(self.session)
         except BaseException:
@@ -65,7 +66,7 @@ class Snapshot:
 
     def open(self) -> None:
         """Begin. Takes about a millisecond where the server tells the position. Raises ServerError."""
-        if self.dialect.snapshot_status:
+        if self._told:
             self.session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
             self.position = self._told_position()
         else:
@@ -121,9 +122,14 @@ class Snapshot:
             return not self.session.scalar("SELECT @@GLOBAL.log_bin")
         return True
 
-    def _told_position(self) -> Position:
+    def _snapshot_status(self) -> dict[str, str]:
+        if not self.dialect.snapshot_status:
+            return {}
         rows = self.session.query("SHOW STATUS LIKE 'binlog_snapshot%'")
-        status = {str(name).lower(): str(value) for name, value in rows}
+        return {str(name).lower(): str(value) for name, value in rows}
+
+    def _told_position(self) -> Position:
+        status = self._snapshot_status()
         file = status.get("binlog_snapshot_file", "")
         if not file:
             return Position()

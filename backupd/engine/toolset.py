@@ -1,8 +1,8 @@
 """Which programs belong to which server: one table, flavour by version.
 
-Everything that differs between flavours and series is a row here; the rest of the project asks for what it wants and
-never compares versions. A physical tool must be of the server's own series: mariadb-backup reads InnoDB's files with
-the code of one series, and xtrabackup refuses or, worse, misreads others.
+Everything that differs between flavours and series is a row here; the rest of the project asks for what it
+wants and never compares versions. A physical tool must be of the server's own series: mariadb-backup reads
+InnoDB's files with the code of one series, and xtrabackup refuses or, worse, misreads others.
 """
 
 from __future__ import annotations
@@ -43,12 +43,30 @@ class Row:
 
 
 TABLE: tuple[Row, ...] = (
-    Row(Flavour.MARIADB, Version(10, 8), Version(11, 1), ("mariadb-backup", "mariabackup"), ("mariadbd", "mysqld"),
-        ("mariadb-install-db", "mysql_install_db"), XTRABACKUP, "mariadb-backup"),
-    Row(Flavour.MARIADB, Version(11, 1), Version(14, 0), ("mariadb-backup",), ("mariadbd",), ("mariadb-install-db",),
-        MARIADB_BACKUP, "mariadb-backup"),
+    Row(
+        Flavour.MARIADB,
+        Version(10, 8),
+        Version(11, 1),
+        ("mariadb-backup", "mariabackup"),
+        ("mariadbd", "mysqld"),
+        ("mariadb-install-db", "mysql_install_db"),
+        XTRABACKUP,
+        "mariadb-backup",
+    ),
+    Row(
+        Flavour.MARIADB,
+        Version(11, 1),
+        Version(14, 0),
+        ("mariadb-backup",),
+        ("mariadbd",),
+        ("mariadb-install-db",),
+        MARIADB_BACKUP,
+        "mariadb-backup",
+    ),
 )
-"""From 10.8 on, because the redo file of that format shows how far a prepare came (see mariabackup.reached_lsn)."""
+"""From 10.8 on, because the redo file of that format shows how far a prepare came (see
+mariabackup.reached_lsn).
+"""
 
 _NEEDED: Mapping[Flavour, str] = {
     Flavour.MYSQL: "Percona XtraBackup of the series {series}",
@@ -67,14 +85,15 @@ def row_for(flavour: Flavour, version: Version) -> Row:
     raise ToolError(
         f"physical backups of {flavour} {version} are not supported by this version",
         detail=f"it would need {needed}; supported: {known}",
-        hint="a logical backup does not depend on the server's files")
+        hint="a logical backup does not depend on the server's files",
+    )
 
 
 def physical_backup_tool(flavour: Flavour, version: Version, *, paths: Mapping[str, str] = NO_PATHS) -> Tool:
     """The tool that takes and prepares physical backups of such a server.
 
-    ``paths`` maps a program's name to a configured path. Raises ToolMissingError, or ToolError when it is of another
-    series; both say what to install.
+    ``paths`` maps a program's name to a configured path. Raises ToolMissingError, or ToolError when it is
+    of another series; both say what to install.
     """
     row = row_for(flavour, version)
     tool = find_tool(row.backup, paths=paths, hint=f"install {row.package} {version.series}, the server's own series")
@@ -83,7 +102,8 @@ def physical_backup_tool(flavour: Flavour, version: Version, *, paths: Mapping[s
             f"{tool.name} {tool.version} cannot back up or prepare files of a {flavour} {version} server",
             detail=f"{tool.path}: {tool.version_text}",
             hint=f"install {row.package} {version.series}, the server's own series, on this host"
-                 f" (apt-get install {row.package} from the server's repository)")
+            f" (apt-get install {row.package} from the server's repository)",
+        )
     return tool
 
 
@@ -95,7 +115,9 @@ def physical_tool(info: ServerInfo, *, paths: Mapping[str, str] = NO_PATHS) -> P
 
 
 def server_program(flavour: Flavour, version: Version, *, paths: Mapping[str, str] = NO_PATHS) -> Tool:
-    """The server program that can start a copy of such a server's files. Raises as ``physical_backup_tool`` does."""
+    """The server program that can start a copy of such a server's files. Raises as ``physical_backup_tool``
+    does.
+    """
     row = row_for(flavour, version)
     tool = find_tool(row.server, paths=paths, hint=f"install the {flavour} server {version.series} on this host")
     if tool.version.series != version.series or (flavour is Flavour.MARIADB) != _is_mariadb(tool.version_text):
@@ -103,15 +125,16 @@ def server_program(flavour: Flavour, version: Version, *, paths: Mapping[str, st
             f"{tool.name} {tool.version} must not be started on files of a {flavour} {version} server",
             detail=f"{tool.path}: {tool.version_text}",
             hint=f"install the {flavour} server {version.series} on this host; going to another series is an upgrade"
-                 " of its own")
+            " of its own",
+        )
     return tool
 
 
 def find_tool(names: tuple[str, ...], *, paths: Mapping[str, str] = NO_PATHS, hint: str = "") -> Tool:
     """The first of ``names`` that is installed, with its version and the SHA-256 of the program.
 
-    ``paths`` maps a name to the path to use instead of searching. Raises ToolMissingError, or ToolError when it does
-    not tell its version.
+    ``paths`` maps a name to the path to use instead of searching. Raises ToolMissingError, or ToolError
+    when it does not tell its version.
     """
     for name in names:
         if paths.get(name):
@@ -147,8 +170,7 @@ def _inspected(name: str, path: str, _changed: int, _size: int, _inode: int) -> 
             with Path(path).open("rb") as program:
                 digest = hashlib.file_digest(program, "sha256").hexdigest()
             return Tool(name, path, version, line.strip(), digest)
-    raise ToolError(f"{path} does not tell its version", detail="\n".join(lines[-5:]),
-                    hint=f"is this really {name}?")
+    raise ToolError(f"{path} does not tell its version", detail="\n".join(lines[-5:]), hint=f"is this really {name}?")
 
 
 def _is_mariadb(version_text: str) -> bool:

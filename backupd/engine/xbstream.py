@@ -1,26 +1,25 @@
 """Taking apart the stream that ``--stream=xbstream`` writes, while it runs.
 
-The format: a sequence of chunks, each ``XBSTCK01``, flags (1 byte), type (1 byte), length of the path (u32, all
-numbers little endian), path; then, by type:
+The format: a sequence of chunks, each ``XBSTCK01``, flags (1 byte), type (1 byte), length of the path (u32,
+all numbers little endian), path; then, by type:
 
 ====  =====================================================================================================
-``P``  payload: length (u64), offset in the file (u64), CRC-32 of the payload (u32), payload
-``E``  end of the file, nothing more; an empty file has only this
-``S``  in MariaDB's dialect a *seek*: new offset (u64), nothing more. In Percona's a *sparse* payload: number of
-       entries in its map (u32), length (u64), offset (u64), CRC-32 of map and payload (u32), map of (skip, length)
-       pairs (u32 each), payload: the two dialects give one letter two meanings
-``D``  MariaDB: the path was removed: a file, a folder with all in it, or ``prefix*`` for partitions
-``R``  MariaDB: the path was renamed: length (u32) and text of the new path
-====  =====================================================================================================
+``P``  payload: length (u64), offset in the file (u64), CRC-32 of the payload (u32), payload ``E``  end of
+the file, nothing more; an empty file has only this ``S``  in MariaDB's dialect a *seek*: new offset (u64),
+nothing more. In Percona's a *sparse* payload: number of entries in its map (u32), length (u64), offset
+(u64), CRC-32 of map and payload (u32), map of (skip, length) pairs (u32 each), payload: the two dialects
+give one letter two meanings ``D``  MariaDB: the path was removed: a file, a folder with all in it, or
+``prefix*`` for partitions ``R``  MariaDB: the path was renamed: length (u32) and text of the new path ====
+=====================================================================================================
 
-Flag 1: may be ignored by who does not know the type (the body is that of ``P``). Flag 2 (MariaDB): the file replaces
-one of the same name that had already ended. Sources: xbstream_write.cc of MariaDB (mariadb-backup from 10.11.8 on
-writes ``D``, ``R`` and flag 2 when MyISAM, Aria, CSV, MERGE or ARCHIVE tables are altered while it runs), Percona's
-page "xbstream file format", and trials with mbstream 10.11.19.
+Flag 1: may be ignored by who does not know the type (the body is that of ``P``). Flag 2 (MariaDB): the file
+replaces one of the same name that had already ended. Sources: xbstream_write.cc of MariaDB (mariadb-backup
+from 10.11.8 on writes ``D``, ``R`` and flag 2 when MyISAM, Aria, CSV, MERGE or ARCHIVE tables are altered
+while it runs), Percona's page "xbstream file format", and trials with mbstream 10.11.19.
 
-What the format does not protect, we check: offsets must continue where the file stands (mbstream does so too), a path
-must not come back after its end, and whatever was opened must end. Only the path of an empty file has no second
-witness in the stream.
+What the format does not protect, we check: offsets must continue where the file stands (mbstream does so
+too), a path must not come back after its end, and whatever was opened must end. Only the path of an empty
+file has no second witness in the stream.
 """
 
 from __future__ import annotations
@@ -51,7 +50,9 @@ _FLAG_REWRITE = 2
 _PATH_LIMIT = 4096
 _MAP_LIMIT = BUFFER_SIZE // _PAIR.size
 _MAY_BECOME_EMPTY = (".MYD", ".MYI", ".MAD", ".MAI", ".CSV", ".CSM", ".MRG", ".ARZ", ".ARM", ".frm", ".par", ".opt")
-"""Files that MariaDB copies again after a DDL. A new copy that is empty has no payload that could carry flag 2."""
+"""Files that MariaDB copies again after a DDL. A new copy that is empty has no payload that could carry
+flag 2.
+"""
 _OPTIONAL = (".ARM",)
 """Renamed with the table although normally not there."""
 _AGAIN = "run the backup again; if it repeats, the tool's version writes something this one does not know"
@@ -71,9 +72,9 @@ class Readable(Protocol):
 def demultiplex(stream: Readable, dialect: Dialect = Dialect.MARIADB) -> Iterator[FileEvent]:
     """The files in ``stream``. Ends only at a complete end of everything.
 
-    Raises StreamError for anything else: a cut, a wrong checksum, an unknown chunk, a path that leads outside, a file
-    twice, a file without its end, a file that was renamed but is not there. Data events before such an error were
-    delivered; no ``End`` is delivered for a file with a wrong checksum.
+    Raises StreamError for anything else: a cut, a wrong checksum, an unknown chunk, a path that leads
+    outside, a file twice, a file without its end, a file that was renamed but is not there. Data events
+    before such an error were delivered; no ``End`` is delivered for a file with a wrong checksum.
     """
     return _Demultiplexer(stream, dialect).events()
 
@@ -267,7 +268,8 @@ class _Demultiplexer:
             raise StreamError(
                 "tables were renamed while the tool ran, and it left out their data",
                 detail="\n".join(sorted(self._lost)[:20]),
-                hint="run the backup again while no Aria or MyISAM table is renamed")
+                hint="run the backup again while no Aria or MyISAM table is renamed",
+            )
 
     # -- parts of a chunk
 

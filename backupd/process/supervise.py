@@ -34,7 +34,7 @@ class Child:
         self.command = command
         self.pid = popen.pid
         self._popen = popen
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call send() while its thread is in poll()
 
     @property
     def program(self) -> str:

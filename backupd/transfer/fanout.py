@@ -57,7 +57,7 @@ class Fanout:
         self._new: dict[str, StoredObject] = {}
         self._reused: dict[str, StoredObject] = {}
 
-    def place(self, plain: bytes | bytearray, digest: bytes, path: Callable[[str], str]) -> Placed:
+    def place(self, plain: bytes | memoryview, digest: bytes, path: Callable[[str], str]) -> Placed:
         """Store ``plain`` (SHA-256 ``digest``) everywhere and show it in the trees as ``path(object name)``.
 
         Raises ToolError when sealing fails, DestinationError when a destination does.

@@ -11,6 +11,7 @@
     no-temporary-file       nothing left of puts that never ended
     catalog-has-backup      the catalog knows every backup
     backup-has-manifest     every backup that the catalog expects here is here
+    catalog-intact          the catalog's database finds nothing wrong with itself (asked by the application)
 
 This looks at names and sizes; whether the bytes are still those that were stored is the business of ``verify``.
 """
@@ -48,6 +49,7 @@ class Invariant(StrEnum):
     NO_TEMPORARY_FILE = "no-temporary-file"
     CATALOG_HAS_BACKUP = "catalog-has-backup"
     BACKUP_HAS_MANIFEST = "backup-has-manifest"
+    CATALOG_INTACT = "catalog-intact"
 
 
 @dataclass(frozen=True, slots=True)

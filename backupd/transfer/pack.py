@@ -28,6 +28,10 @@ PENDING_SIZE = 8 * 1024 * 1024
 _CUT = 64
 """A bundle also ends after a path whose hash is divisible by this: one new file then changes one bundle, not all."""
 _ZEROS = bytes(1024 * 1024)
+_SMALL = 1024 * 1024
+"""Files up to this many bytes do not get a buffer of a whole part."""
+_SPARE = 2
+"""Buffers kept for the next part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,31 @@ class _Stored:
     new: bool
 
 
+class _Buffers:
+    """Part-sized buffers that are used again: fresh memory costs more than the copying into it."""
+
+    def __init__(self) -> None:
+        self._free: list[bytearray] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> bytearray:
+        with self._lock:
+            return self._free.pop() if self._free else bytearray(PART_SIZE)
+
+    def give(self, buffer: bytearray) -> None:
+        with self._lock:
+            if len(self._free) < _SPARE:
+                self._free.append(buffer)
+
+
 @dataclass(slots=True)
 class _Open:
+    """``small`` holds the beginning of a file until it is known to be large; then ``buffer`` is its current part."""
+
     path: str
-    buffer: bytearray = field(default_factory=bytearray)
+    small: bytearray = field(default_factory=bytearray)
+    buffer: bytearray | None = None
+    filled: int = 0
     size: int = 0
     sparse: bool = False
     whole: hashlib._Hash | None = None
@@ -79,6 +104,7 @@ class Packer:
         self._seen: set[str] = set()
         self._budget = IN_FLIGHT
         self._room = threading.Condition()
+        self._buffers = _Buffers()
         self._failure: BaseException | None = None
         self.moved = False
         self._pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="seal")
@@ -117,18 +143,17 @@ class Packer:
         file = self._file(path)
         del self._open[path]
         if file.size < BUNDLE_LIMIT:
-            self._tiny[path] = bytes(file.buffer)
+            self._tiny[path] = bytes(file.small)
             self._tiny_bytes += file.size
-            self._ended[path] = _Ended(path, file.size, file.sparse, hashlib.sha256(file.buffer).hexdigest(), ())
+            self._ended[path] = _Ended(path, file.size, file.sparse, hashlib.sha256(file.small).hexdigest(), ())
             if self._tiny_bytes >= PENDING_SIZE:
                 self._bundle()
             return
         if file.whole is None:
-            file.parts.append(self._submit(file.buffer, _shown_as(layout.tree_path(path))))
+            file.parts.append(self._submit(file, _shown_as(layout.tree_path(path))))
             digest = ""  # one part: the part's digest is the file's
         else:
-            if file.buffer:
-                self._cut(file)
+            self._cut(file)
             digest = file.whole.hexdigest()
         self._ended[path] = _Ended(path, file.size, file.sparse, digest, tuple(file.parts))
 
@@ -199,40 +224,61 @@ class Packer:
         return file
 
     def _append(self, file: _Open, payload: memoryview) -> None:
+        if file.buffer is None and file.size + len(payload) > _SMALL:
+            file.buffer = self._buffers.take()
+            file.buffer[: file.size] = file.small
+            file.filled = file.size
+            file.small = bytearray()
+        file.size += len(payload)
+        if file.buffer is None:
+            file.small += payload
+            return
         while payload:
             # A full buffer is cut only when more follows: a file of exactly one part stays a file of one part.
-            if len(file.buffer) == PART_SIZE:
+            if file.filled == PART_SIZE:
                 self._cut(file)
-            taken = payload[: PART_SIZE - len(file.buffer)]
-            file.buffer += taken
-            file.size += len(taken)
-            payload = payload[len(taken):]
+                file.buffer = self._buffers.take()
+                file.filled = 0
+            taken = payload[: PART_SIZE - file.filled]
+            file.buffer[file.filled : file.filled + len(taken)] = taken
+            file.filled += len(taken)
+            payload = payload[len(taken) :]
 
     def _cut(self, file: _Open) -> None:
+        """Hand over the current part of a file of several parts."""
         if file.whole is None:
             file.whole = hashlib.sha256()
-        file.whole.update(file.buffer)
-        path = layout.tree_path(file.path, len(file.parts))
-        file.parts.append(self._submit(file.buffer, _shown_as(path)))
-        file.buffer = bytearray()
+        if file.buffer is not None:
+            file.whole.update(memoryview(file.buffer)[: file.filled])
+        file.parts.append(self._submit(file, _shown_as(layout.tree_path(file.path, len(file.parts)))))
 
-    def _submit(self, plain: bytearray | bytes, path: Callable[[str], str]) -> Future[_Stored]:
+    def _submit(self, file: _Open, path: Callable[[str], str]) -> Future[_Stored]:
+        buffer = file.buffer
+        if buffer is None:
+            return self._enqueue(file.small, len(file.small), path)
+        file.buffer = None
+        return self._enqueue(buffer, file.filled, path, give_back=True)
+
+    def _enqueue(self, plain: bytearray | bytes, size: int, path: Callable[[str], str], *,
+                 give_back: bool = False) -> Future[_Stored]:
         with self._room:
             self._room.wait_for(lambda: self._failure is not None or self._budget > 0)
             self._raise_failure()
-            self._budget -= len(plain)
-        return self._pool.submit(self._store, plain, path)
+            self._budget -= size
+        return self._pool.submit(self._store, plain, size, path, give_back)
 
-    def _store(self, plain: bytearray | bytes, path: Callable[[str], str]) -> _Stored:
-        size = len(plain)
+    def _store(self, plain: bytearray | bytes, size: int, path: Callable[[str], str], give_back: bool) -> _Stored:
         try:
-            digest = hashlib.sha256(plain)
-            placed: Placed = self._fanout.place(plain, digest.digest(), path)
+            with memoryview(plain)[:size] as view:
+                digest = hashlib.sha256(view)
+                placed: Placed = self._fanout.place(view, digest.digest(), path)
         except BaseException as error:
             with self._room:
                 self._failure = self._failure or error
                 self._room.notify_all()
             raise
+        if give_back and isinstance(plain, bytearray):
+            self._buffers.give(plain)
         self._stored(size)
         with self._room:
             self._budget += size
@@ -274,7 +320,8 @@ class Packer:
                 info = tarfile.TarInfo(path)
                 info.size, info.mode = len(content), 0o640
                 tar.addfile(info, io.BytesIO(content))
-        future = self._submit(packed.getvalue(), lambda name: layout.bundle_path(folder, name))
+        content = packed.getvalue()
+        future = self._enqueue(content, len(content), lambda name: layout.bundle_path(folder, name))
         self._bundled.append((tuple(members), future))
 
 

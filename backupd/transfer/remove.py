@@ -75,15 +75,17 @@ def marks(destination: Destination) -> dict[Backup, datetime]:
     return found
 
 
-def sweep(destination: Destination, *, clock: Clock, grace: timedelta, alive: Alive = is_alive) -> Collected:
-    """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more.
+def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: frozenset[Backup] = frozenset(),
+          alive: Alive = is_alive) -> Collected:
+    """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Those of
+    ``at_once`` (marked too) need not wait for their grace.
 
     A backup stays while a restore pins it, an unmarked backup builds on it, or a backup of its server is being
     written; ``held`` of the result says so.
     """
     now = clock()
     # Marks before pins: whoever pins and then finds no mark was early enough to be seen here.
-    due = {owner for owner, since in marks(destination).items() if now - since >= grace}
+    due = {owner for owner, since in marks(destination).items() if owner in at_once or now - since >= grace}
     held: list[str] = []
     removed: list[str] = []
     if due:

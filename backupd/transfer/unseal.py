@@ -25,7 +25,8 @@ _SLICE = 256 * 1024
 _slots = threading.BoundedSemaphore(AT_ONCE)
 
 # Codes of libgpg-error (the low 16 bits).
-_BAD_CHECKSUM, _WRONG_SECRET_KEY, _BAD_SESSION_KEY = 10, 18, 19
+_ALTERED_CODES = frozenset({4, 10, 12, 14, 18, 19, 30, 41, 65, 66, 67, 79, 89, 139})
+"""The secret key works but what it opens makes no sense: wrong checksum, padding, algorithm, length ..."""
 _PASSPHRASE_CODES = {11: "the passphrase is wrong", 31: "the passphrase is missing",
                      85: "the passphrase is missing", 99: "the passphrase was not given",
                      177: "the passphrase is missing"}
@@ -95,7 +96,7 @@ class Unsealer:
         """What gpg's failure means. The order matters: after a session key, only the data can be wrong."""
         words = {line.keyword for line in lines}
         keys = ", ".join(form.key_ids)
-        if "DECRYPTION_INFO" in words or "BADMDC" in words:
+        if "BADMDC" in words or {"DECRYPTION_INFO", "DECRYPTION_FAILED"} <= words:
             return DamagedError("a sealed object is damaged",
                                 ["it was altered or cut off: its integrity code does not match"],
                                 hint="restore from another destination's copy of this backup")
@@ -113,7 +114,7 @@ class Unsealer:
                     f"the secret key for {keys} cannot be used: {_PASSPHRASE_CODES[code]}",
                     detail=error.detail,
                     hint="write it to a file (0600) and name that in restore.passphrase_file")
-        if codes and set(codes) <= {_BAD_CHECKSUM, _WRONG_SECRET_KEY, _BAD_SESSION_KEY}:
+        if codes and _ALTERED_CODES.issuperset(codes):
             return DamagedError("a sealed object is damaged",
                                 [f"its session key for {keys} is not what it was: {error.detail}"],
                                 hint="restore from another destination's copy of this backup")

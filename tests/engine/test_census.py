@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from backupd.engine.census import Census, external_paths, take_census
@@ -29,7 +28,7 @@ def _place(path: Path) -> Path:
 
 def test_everything_outside_the_datadir_is_found(short_tmp: Path) -> None:
     undo, redo, elsewhere, system = (_place(short_tmp / name) for name in ("undo", "redo", "elsewhere", "system"))
-    options = {
+    options: dict[str, str | int | None] = {
         "innodb_undo_directory": str(undo),
         "innodb_undo_tablespaces": 2,
         "innodb_log_group_home_dir": str(redo),
@@ -47,7 +46,7 @@ def test_everything_outside_the_datadir_is_found(short_tmp: Path) -> None:
             f"CREATE TABLE shop.old (id INT) ENGINE=MyISAM DATA DIRECTORY='{elsewhere}' INDEX DIRECTORY='{system}'",
         )
         outside = _place(short_tmp / "linked")
-        os.symlink(outside, server.datadir / "linked")
+        (server.datadir / "linked").symlink_to(outside)
         server.execute("CREATE TABLE linked.t (id INT PRIMARY KEY)")
         census = _census(server)
     assert set(census.external) >= {
@@ -123,7 +122,7 @@ def test_engines_case_and_settings_are_said_aloud(server: PrivateServer) -> None
 def test_encrypted_tablespaces_are_named(short_tmp: Path) -> None:
     key_file = short_tmp / "keys.txt"
     key_file.write_text("1;a7addd9adea9978fda19f21e6be987880e68ac92632ca052e5bb42b1a506939a\n")
-    options = {
+    options: dict[str, str | int | None] = {
         "plugin_load_add": "file_key_management",
         "file_key_management_filename": str(key_file),
         "innodb_encrypt_log": "ON",

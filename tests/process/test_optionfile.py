@@ -13,16 +13,18 @@ from tests.process.processes import with_mark
 from tests.support.mariadb import PrivateServer
 
 NASTY = [
-    "plain", "it's", 'say "hi"', "'quoted'", '"quoted"', "with # hash", "#first", ";semicolon", "back\\slash", "trailing\\",
-    "\\", "\\\\", '\\"', "\\s\\n\\t", " leading", "trailing ", "  ", "tab\tinside", "new\nline", "carriage\rreturn",
-    "percent%20%s%%", "ümläut-пароль-密码-😀", "=equals=", "[group]", "!include /etc/passwd", "$HOME `id` $(id)", "\x01\x1f\x7f", "",
-    "\b",
+    "plain", "it's", 'say "hi"', "'quoted'", '"quoted"', "with # hash", "#first", ";semicolon", "back\\slash",
+    "trailing\\", "\\", "\\\\", '\\"', "\\s\\n\\t", " leading", "trailing ", "  ", "tab\tinside", "new\nline",
+    "carriage\rreturn", "percent%20%s%%", "ümläut-пароль-密码-😀", "=equals=", "[group]", "!include /etc/passwd",
+    "$HOME `id` $(id)", "\x01\x1f\x7f", "", "\b",
 ]
 
 
 @pytest.mark.parametrize("value", NASTY)
 def test_my_print_defaults_reads_every_value_back_unchanged(value: str, tmp_path: Path) -> None:
-    with option_file({"other": {"user": "wrong"}, "client": {"password": value, "user": "b"}}, directory=tmp_path) as path:
+    groups: dict[str, dict[str, str | None]] = {
+        "other": {"user": "wrong"}, "client": {"password": value, "user": "b"}}
+    with option_file(groups, directory=tmp_path) as path:
         shown = run(Command(("my_print_defaults", f"--defaults-file={path}", "client"))).stdout.decode()
         assert shown == f"--password={value}\n--user=b\n"
 

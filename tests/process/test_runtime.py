@@ -19,7 +19,8 @@ _PRINT = "from backupd.process.optionfile import runtime_directory; print(runtim
 @contextlib.contextmanager
 def _lingering(environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     script = _PRINT + "\nimport time; time.sleep(300)"
-    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE,
+                          text=True) as process:
         assert process.stdout is not None
         try:
             yield process, Path(process.stdout.readline().strip())

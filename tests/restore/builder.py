@@ -123,8 +123,7 @@ class Builder:
             if path not in tiny:
                 slices = [content[at : at + self._part] for at in range(0, len(content), self._part)]
                 parts = tuple(
-                    Part(self._store(piece).name, len(piece), hashlib.sha256(piece).hexdigest())
-                    for piece in slices
+                    Part(self._store(piece).name, len(piece), hashlib.sha256(piece).hexdigest()) for piece in slices
                 )
                 found.append(
                     Entry(
@@ -178,17 +177,13 @@ class Builder:
             runbook=nothing,
         ), body
 
-    def put(
-        self, destination: Destination, header: Header, side_files: Mapping[str, bytes] | None = None
-    ) -> None:
+    def put(self, destination: Destination, header: Header, side_files: Mapping[str, bytes] | None = None) -> None:
         for item in header.objects:
             destination.put(layout.object_key(item.name), io.BytesIO(self.sealed[item.name]))
         folder = layout.backup_folder(header.server, header.backup_id)
         for name, content in {layout.BODY: self.sealed[layout.BODY], **(side_files or {})}.items():
             destination.put(folder + name, io.BytesIO(content))
-        destination.put(
-            layout.manifest_key(header.server, header.backup_id), io.BytesIO(encode_header(header))
-        )
+        destination.put(layout.manifest_key(header.server, header.backup_id), io.BytesIO(encode_header(header)))
 
 
 def server_info(**changes: object) -> ServerInfo:

@@ -71,9 +71,7 @@ def get(
     opener: Opener | None = None,
     workers: int = 3,
 ) -> Fetched:
-    return fetch(
-        made[1], made[2], destinations, opener or GpgOpener(keys), folder, workers=workers, report=silent
-    )
+    return fetch(made[1], made[2], destinations, opener or GpgOpener(keys), folder, workers=workers, report=silent)
 
 
 def spoil(destination: Destination, name: str, change: str) -> None:
@@ -206,9 +204,7 @@ def test_plaintext_that_is_not_what_the_manifest_says_is_damage(
 ) -> None:
     body = made[2]
     swapped = [
-        replace(e, parts=(replace(e.parts[0], object=e.parts[1].object), *e.parts[1:]))
-        if e.path == "ibdata1"
-        else e
+        replace(e, parts=(replace(e.parts[0], object=e.parts[1].object), *e.parts[1:])) if e.path == "ibdata1" else e
         for e in body.entries
     ]
     with pytest.raises(DamagedError, match="is not what was backed up"):

@@ -14,18 +14,12 @@ GIB = 1024 * MIB
 
 
 def test_more_redo_means_more_memory_until_the_cap() -> None:
-    chosen = [
-        choose_memory(redo=redo, available=64 * GIB, cap=16 * GIB).bytes
-        for redo in (0, GIB, 2 * GIB, 9 * GIB)
-    ]
+    chosen = [choose_memory(redo=redo, available=64 * GIB, cap=16 * GIB).bytes for redo in (0, GIB, 2 * GIB, 9 * GIB)]
     assert chosen == [8 * GIB, 10 * GIB, 12 * GIB, 16 * GIB]
 
 
 def test_more_free_memory_means_more_memory_until_the_cap() -> None:
-    chosen = [
-        choose_memory(redo=GIB, available=free, cap=4 * GIB).bytes
-        for free in (GIB, 2 * GIB, 8 * GIB, 99 * GIB)
-    ]
+    chosen = [choose_memory(redo=GIB, available=free, cap=4 * GIB).bytes for free in (GIB, 2 * GIB, 8 * GIB, 99 * GIB)]
     assert chosen == sorted(chosen)
     assert chosen[0] == GIB // 2
     assert chosen[-1] == 4 * GIB

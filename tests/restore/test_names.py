@@ -24,9 +24,7 @@ def plain(*paths: str) -> list[Entry]:
     "path",
     ["../up", "/etc/passwd", "a/../../b", "a//b", "a/./b", "", "a/", "nul\0byte", "..", "n" * 256, "ü" * 128],
 )
-def test_a_path_that_would_leave_its_folder_is_refused_before_anything_is_written(
-    path: str, keys: Keys
-) -> None:
+def test_a_path_that_would_leave_its_folder_is_refused_before_anything_is_written(path: str, keys: Keys) -> None:
     builder = Builder(keys, seal=lambda _keys, content: content)
     header, body = builder.manifest(builder.entries({"good": b"x"}))
     hostile = replace(body, entries=(*body.entries, replace(body.entries[0], path=path)))
@@ -44,9 +42,7 @@ def test_names_that_only_look_odd_are_fine(keys: Keys) -> None:
 
 def test_entries_that_contradict_the_manifest_are_all_named(keys: Keys) -> None:
     builder = Builder(keys, seal=lambda _keys, content: content, part=1000)
-    header, body = builder.manifest(
-        builder.entries({"one": b"1" * 900, "two": b"2" * 2500, "three": b"3" * 900})
-    )
+    header, body = builder.manifest(builder.entries({"one": b"1" * 900, "two": b"2" * 2500, "three": b"3" * 900}))
     one, three, two = body.entries
     wrong = replace(
         body,
@@ -84,9 +80,7 @@ def test_names_that_differ_only_by_case_are_found_also_in_folders_and_unicode() 
 def test_only_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_case_sensitive(tmp_path)
     check_collisions(plain("T.ibd", "t.ibd"), tmp_path)
-    monkeypatch.setattr(
-        names, "is_case_sensitive", lambda _folder: False
-    )  # needs a kernel with casefolding to be real
+    monkeypatch.setattr(names, "is_case_sensitive", lambda _folder: False)  # needs a kernel with casefolding to be real
     check_collisions(plain("a.ibd", "t.ibd"), tmp_path)
     with pytest.raises(RefusedError, match="upper from lower") as refused:
         check_collisions(plain("T.ibd", "t.ibd"), tmp_path)
@@ -94,9 +88,7 @@ def test_only_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-@given(
-    st.lists(st.text(alphabet=string.ascii_letters + "/.", min_size=1, max_size=6), max_size=8, unique=True)
-)
+@given(st.lists(st.text(alphabet=string.ascii_letters + "/.", min_size=1, max_size=6), max_size=8, unique=True))
 def test_no_collision_means_that_all_names_stay_apart_in_lower_case(paths: list[str]) -> None:
     if not colliding(paths):
         assert len({path.casefold() for path in paths}) == len(paths)

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,19 @@ from restore.ownership import Account, find_account
 from restore.place import clear, place
 from restore.staging import (
     INSIDE,
-    MARKER,
     Site,
-    State,
     choose_site,
     exclusive,
-    read_marker,
     read_state,
     unfinished,
     write_state,
 )
+from restore.state import MARKER, State, read_marker
 from tests.restore.builder import files_below
 
-STATE = State("20261121T030000Z-00000001", "shop", "latest", ("20261121T020000Z-7f3a9c01",), stage="prepared")
+STATE = State(
+    "20261121T030000Z-00000001", "shop", "latest", ("20261121T020000Z-7f3a9c01",), stage="prepared", mode=0o700
+)
 FILES = {
     "ibdata1": b"system",
     "ib_logfile0": b"redo",
@@ -79,7 +80,7 @@ def test_a_rename_puts_everything_in_place_at_once(tmp_path: Path, account: Acco
         datadir.mkdir()
     site = staged(datadir)
     assert (site.folder, site.inside) == (tmp_path / "mysql.restoring", False)
-    placed = place(site, STATE, account, LEFTOVERS, datadir_mode=0o750)
+    placed = place(site, STATE, account, LEFTOVERS)
     clear(site)
     assert restored(datadir) == KEPT
     assert read_marker(datadir) == placed
@@ -91,7 +92,7 @@ def test_a_rename_puts_everything_in_place_at_once(tmp_path: Path, account: Acco
 def test_a_mount_point_is_filled_by_moves_and_lost_and_found_stays(mounted: Path, account: Account) -> None:
     site = staged(mounted)
     assert site.inside
-    place(site, STATE, account, LEFTOVERS, datadir_mode=0o700)
+    place(site, STATE, account, LEFTOVERS)
     clear(site)
     assert restored(mounted) == KEPT
     assert (mounted / "lost+found").is_dir()
@@ -99,11 +100,9 @@ def test_a_mount_point_is_filled_by_moves_and_lost_and_found_stays(mounted: Path
 
 
 @root
-def test_everything_belongs_to_the_servers_user_with_the_servers_modes(
-    tmp_path: Path, account: Account
-) -> None:
+def test_everything_belongs_to_the_servers_user_with_the_servers_modes(tmp_path: Path, account: Account) -> None:
     site = staged(tmp_path / "mysql")
-    place(site, STATE, account, LEFTOVERS, datadir_mode=0o755)
+    place(site, replace(STATE, mode=0o755), account, LEFTOVERS)
     for path in [tmp_path / "mysql", *(tmp_path / "mysql").rglob("*")]:
         found = path.stat()
         assert (found.st_uid, found.st_gid) == (account.uid, account.gid)
@@ -141,15 +140,13 @@ def test_a_kill_between_any_two_moves_leaves_something_that_cannot_start_and_can
 
         monkeypatch.setattr(Path, "rename", dying)
         try:
-            place(site, STATE, account, LEFTOVERS, datadir_mode=0o700)
+            place(site, STATE, account, LEFTOVERS)
             survived += 1
         except PowerCutError:
             assert not (datadir / MARKER).exists()
             if mount and (datadir / "ibdata1").exists():
                 assert (datadir / "ib_logfile0").exists()
-            if mount and not all(
-                (datadir / name).exists() for name in ("ib_logfile0", "mysql", "shop", "ibdata1")
-            ):
+            if mount and not all((datadir / name).exists() for name in ("ib_logfile0", "mysql", "shop", "ibdata1")):
                 assert datadir.stat().st_uid == 0
                 assert stat.S_IMODE(datadir.stat().st_mode) == 0o700
             pending = unfinished(datadir)
@@ -159,7 +156,7 @@ def test_a_kill_between_any_two_moves_leaves_something_that_cannot_start_and_can
         if not (datadir / MARKER).exists():
             state = read_state(site)
             assert state is not None
-            place(site, state, account, LEFTOVERS, datadir_mode=0o700)
+            place(site, state, account, LEFTOVERS)
         clear(site)
         assert restored(datadir) == KEPT
         assert datadir.stat().st_uid == account.uid
@@ -175,7 +172,7 @@ def test_what_appears_in_the_data_directory_meanwhile_is_never_overwritten(
         datadir.mkdir(exist_ok=True)
         (datadir / name).write_bytes(b"precious")
         with pytest.raises((RefusedError, BackupdError)):
-            place(site, STATE, account, LEFTOVERS, datadir_mode=0o700)
+            place(site, STATE, account, LEFTOVERS)
         assert (datadir / name).read_bytes() == b"precious"
         (datadir / name).unlink()
         clear(site)
@@ -185,7 +182,7 @@ def test_a_symlinked_data_directory_is_restored_where_it_points_to(tmp_path: Pat
     (tmp_path / "big").mkdir()
     (tmp_path / "mysql").symlink_to("big")
     site = staged(tmp_path / "mysql")
-    place(site, STATE, account, LEFTOVERS, datadir_mode=0o700)
+    place(site, STATE, account, LEFTOVERS)
     assert (tmp_path / "mysql").is_symlink()
     assert restored(tmp_path / "big") == KEPT
 

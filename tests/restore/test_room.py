@@ -39,10 +39,7 @@ def test_too_little_room_is_said_in_bytes_before_anything_is_written(tmp_path: P
             refuse_too_small(measure([([entry("a", 50 * MIB)], stored)], redo_applied=0, redo_log=0), small)
         assert f"{50 * MIB:,} bytes of files" in refused.value.detail
         assert f"missing: {50 * MIB + RESERVE - 100 * MIB:,} bytes" in refused.value.detail
-        assert (
-            refuse_too_small(measure([([entry("a", 20 * MIB)], stored)], redo_applied=0, redo_log=0), small)
-            == ()
-        )
+        assert refuse_too_small(measure([([entry("a", 20 * MIB)], stored)], redo_applied=0, redo_log=0), small) == ()
         sparse = measure([([entry("a", 500 * MIB, sparse=True)], stored)], redo_applied=0, redo_log=0)
         assert "stay sparse" in refuse_too_small(sparse, small)[0]
         many = [entry(f"t{number}", 10) for number in range(30)]

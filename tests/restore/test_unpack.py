@@ -72,9 +72,7 @@ def put(builder: Builder, repository: Path) -> None:
             (repository / layout.object_key(name)).write_bytes(content)
 
 
-def test_a_plain_shell_makes_every_file_whatever_its_name(
-    keys: Keys, repository: Path, tmp_path: Path
-) -> None:
+def test_a_plain_shell_makes_every_file_whatever_its_name(keys: Keys, repository: Path, tmp_path: Path) -> None:
     seed = 11
     print("seed", seed)
     dice = random.Random(seed)
@@ -91,9 +89,7 @@ def test_a_plain_shell_makes_every_file_whatever_its_name(
 
 
 @pytest.mark.parametrize("damage", ["gone", "flipped", "other"])
-def test_a_bad_object_stops_it_with_its_name(
-    keys: Keys, repository: Path, tmp_path: Path, damage: str
-) -> None:
+def test_a_bad_object_stops_it_with_its_name(keys: Keys, repository: Path, tmp_path: Path, damage: str) -> None:
     builder = Builder(keys, part=4096, tiny=100)
     entries = builder.entries({"t.ibd": random.Random(1).randbytes(9000)})
     put(builder, repository)
@@ -111,9 +107,7 @@ def test_a_bad_object_stops_it_with_its_name(
     assert (entries[0].objects[0] in done.stderr) or (damage == "other" and "t.ibd: FAILED" in done.stdout)
 
 
-def test_it_never_writes_into_a_folder_that_holds_something(
-    keys: Keys, repository: Path, tmp_path: Path
-) -> None:
+def test_it_never_writes_into_a_folder_that_holds_something(keys: Keys, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine").write_text("precious")
     (repository / "objects").mkdir()

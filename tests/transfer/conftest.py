@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from backupd.transfer.gpg import stop_agent
+from tests.support.keys import make_home
 from tests.support.places import short_directory
 from tests.transfer.homes import Homes, build
 
@@ -17,3 +19,17 @@ def homes() -> Iterator[Homes]:
         yield made
         stop_agent(made.both)
         stop_agent(made.stranger)
+
+
+@pytest.fixture
+def new_home(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes an empty GnuPG home of the given name; whatever agents gpg starts for them are ended."""
+    made: list[Path] = []
+
+    def make(name: str) -> Path:
+        made.append(make_home(tmp_path / name))
+        return made[-1]
+
+    yield make
+    for home in made:
+        stop_agent(home)

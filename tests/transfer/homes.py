@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.keys import gpg, make_home, make_key
+
+NewHome = Callable[[str], Path]
+"""The fixture ``new_home``: makes an empty GnuPG home of that name."""
 
 
 @dataclass(frozen=True)

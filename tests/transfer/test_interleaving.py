@@ -48,27 +48,35 @@ class Answer:
 
     question: tuple[object, ...]
     value: Any
-    error: Exception | None = None
+    error: Exception | None
+    digest: int
 
 
 Log = tuple[Answer, ...]
+Snapshot = tuple[dict[str, Any], int, int]
 
 
 class World:
-    """The destination that both programs share. Time passes only where the protocol compares it."""
+    """The destination that both programs share. An hour passes whenever another of them looks at the clock."""
 
     def __init__(self) -> None:
-        self.place = MemoryDestination("a", tree=False, clock=self.clock)
-        self.ticks = 0
+        self.place = MemoryDestination("a", tree=False, clock=self.now)
+        self.hours = 0
+        self.looked = 0
 
-    def clock(self) -> datetime:
-        return START + timedelta(hours=self.ticks)
+    def now(self) -> datetime:
+        return START + timedelta(hours=self.hours)
 
-    def snapshot(self) -> tuple[dict[str, Any], int]:
-        return dict(self.place._blobs), self.ticks
+    def clock(self, who: int) -> datetime:
+        self.hours += who != self.looked
+        self.looked = who
+        return self.now()
 
-    def reset(self, state: tuple[dict[str, Any], int]) -> None:
-        self.place._blobs, self.ticks = dict(state[0]), state[1]
+    def snapshot(self) -> Snapshot:
+        return dict(self.place._blobs), self.hours, self.looked
+
+    def reset(self, state: Snapshot) -> None:
+        self.place._blobs, self.hours, self.looked = dict(state[0]), state[1], state[2]
 
 
 class Stepped:
@@ -77,42 +85,42 @@ class Stepped:
     name = "a"
     capabilities = Capability.NONE
 
-    def __init__(self, world: World, log: Log) -> None:
+    def __init__(self, world: World, log: Log, who: int) -> None:
         self._world = world
+        self._who = who
         self._old = list(log)
         self.log = list(log)
         self._stepped = False
 
-    def _call(self, question: tuple[object, ...], act: Callable[[], Any], *, free: bool = False) -> Any:
+    def _call(self, question: tuple[object, ...], act: Callable[[], Any]) -> Any:
+        # What neither side ever changes needs no turn of its own.
+        free = question[0] == "clock" or str(question[1]).startswith((layout.PINS, layout.QUARANTINE))
         if self._old:
             answer = self._old.pop(0)
             assert answer.question == question, "a program must be deterministic"
         else:
-            if self._stepped and not free:
+            if self._stepped:
                 raise PausedError
-            self._stepped = self._stepped or not free
+            self._stepped = not free
+            value, failure = None, None
             try:
-                answer = Answer(question, act())
+                value = act()
             except BackupdError as error:
-                answer = Answer(question, None, error)
+                failure = error
+            answer = Answer(question, value, failure, hash((question, repr(value), repr(failure))))
             self.log.append(answer)
         if answer.error is not None:
             raise answer.error
         return answer.value
 
     def clock(self) -> datetime:
-        moment: datetime = self._call(("clock",), self._world.clock, free=True)
+        moment: datetime = self._call(("clock",), lambda: self._world.clock(self._who))
         return moment
 
     def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
         content = stream.read()
 
-        def act() -> ObjectInfo:
-            if key.startswith((layout.INTENTS, layout.TOMBSTONES)):
-                self._world.ticks += 1
-            return self._world.place.put(key, io.BytesIO(content))
-
-        info: ObjectInfo = self._call(("put", key, content), act)
+        info: ObjectInfo = self._call(("put", key, content), lambda: self._world.place.put(key, io.BytesIO(content)))
         return info
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
@@ -149,13 +157,13 @@ class Stepped:
 
 
 Program = Callable[[Stepped], str]
-State = tuple[tuple[dict[str, Any], int], tuple[Log, Log], tuple[str, str]]
+State = tuple[Snapshot, tuple[Log, Log], tuple[str, str]]
 
 
 def key_of(state: State) -> object:
-    (blobs, ticks), logs, outcomes = state
-    return (tuple(sorted((key, blob.data, blob.modified_at) for key, blob in blobs.items())), ticks,
-            tuple(tuple((a.question, repr(a.value), repr(a.error)) for a in log) for log in logs), outcomes)
+    (blobs, hours, looked), logs, outcomes = state
+    return (tuple(sorted((key, blob.data, blob.modified_at) for key, blob in blobs.items())), hours, looked,
+            tuple(tuple(answer.digest for answer in log) for log in logs), outcomes)
 
 
 def explore(world: World, programs: tuple[Program, Program], check: Callable[[World, tuple[str, str]], None]) -> int:
@@ -172,7 +180,7 @@ def explore(world: World, programs: tuple[Program, Program], check: Callable[[Wo
             if outcomes[turn]:
                 continue
             world.reset(before)
-            stepped = Stepped(world, logs[turn])
+            stepped = Stepped(world, logs[turn], turn)
             outcome = ""
             try:
                 outcome = programs[turn](stepped)
@@ -269,7 +277,9 @@ def sweeping(place: Stepped) -> str:
 def world_with_an_older_backup() -> World:
     world = World()
     Stock(world.place).add(1, {"t": CONTENT})
-    world.ticks = 10
+    for side in (layout.body_key, layout.unpack_key, layout.runbook_key):
+        world.place.delete(side("shop", backup_id(1)))
+    world.hours = 10
     return world
 
 
@@ -285,7 +295,7 @@ def whole(world: World, outcomes: tuple[str, str]) -> None:
                     objects.fetch(world.place, item)
                 except BackupdError as error:
                     raise LostError(str(error)) from error
-        collect(world.place, clock=lambda: world.clock() + timedelta(days=9), alive=never)
+        collect(world.place, clock=lambda: world.now() + timedelta(days=9), alive=never)
     if outcomes[0] == "gave up" and backup_id(1) not in names:
         assert list(world.place.list(layout.OBJECTS)) == [], "garbage that no collection finds"
 
@@ -380,6 +390,6 @@ def test_a_broken_protocol_is_found_out(rules: Rules, program: Program) -> None:
 
 
 def test_the_stepped_destination_is_one() -> None:
-    place: Destination = Stepped(World(), ())
+    place: Destination = Stepped(World(), (), 0)
     assert list(place.leftovers()) == []
     assert sealed(b"x") != b"x"

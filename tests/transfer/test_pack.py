@@ -7,6 +7,7 @@ import io
 import random
 import tarfile
 from collections.abc import Mapping
+from typing import BinaryIO
 
 import pytest
 
@@ -18,6 +19,7 @@ from backupd.transfer.pack import Packed, Packer
 from backupd.transfer.seal import Sealer
 from backupd.transfer.unseal import Unsealer
 from storage import layout
+from storage.destination import ObjectInfo
 from storage.memory import MemoryDestination
 from tests.support.keys import Keys
 
@@ -177,12 +179,12 @@ class Overflowing(MemoryDestination):
 
     room = 2
 
-    def put(self, key: str, stream: object) -> object:  # type: ignore[override]  # narrower than needed here
+    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
         if key.startswith(layout.OBJECTS):
             self.room -= 1
             if self.room < 0:
                 raise DestinationFullError("destination memory is full")
-        return super().put(key, stream)  # type: ignore[arg-type]
+        return super().put(key, stream)
 
 
 def test_a_full_destination_stops_the_capture_and_everything_can_be_taken_back(keys: Keys) -> None:

@@ -17,8 +17,8 @@ from backupd.model.errors import KeyUnusableError, ToolError
 from backupd.transfer.openpgp import outline
 from backupd.transfer.seal import Sealer
 from backupd.transfer.unseal import Unsealer
-from tests.support.keys import copy_public, gpg, make_home, make_key
-from tests.transfer.homes import Homes
+from tests.support.keys import copy_public, gpg, make_key
+from tests.transfer.homes import Homes, NewHome
 
 PART = 16 * 1024 * 1024
 
@@ -60,8 +60,8 @@ def test_the_plaintext_is_nowhere_in_the_object(homes: Homes) -> None:
     assert b"\x28\xb5\x2f\xfd" not in sealed[:200]
 
 
-def test_each_recipient_can_open_it(homes: Homes, tmp_path: Path) -> None:
-    public = make_home(tmp_path / "p")
+def test_each_recipient_can_open_it(homes: Homes, new_home: NewHome) -> None:
+    public = new_home("p")
     copy_public(homes.both, public, "one@example.com")
     copy_public(homes.stranger, public, "stranger@example.com")
     sealer = Sealer([homes.one, homes.other], public)
@@ -72,8 +72,8 @@ def test_each_recipient_can_open_it(homes: Homes, tmp_path: Path) -> None:
     assert Unsealer(homes.stranger).unseal(sealed, limit=10) == b"for both"
 
 
-def test_a_public_key_alone_is_enough_and_no_agent_is_started(homes: Homes, tmp_path: Path) -> None:
-    public = make_home(tmp_path / "p")
+def test_a_public_key_alone_is_enough_and_no_agent_is_started(homes: Homes, new_home: NewHome) -> None:
+    public = new_home("p")
     copy_public(homes.both, public, "two@example.com")
     subprocess.run(["gpgconf", "--homedir", str(public), "--kill", "all"], check=True)
     for socket in public.glob("S.*"):
@@ -89,8 +89,8 @@ def test_a_pinned_subkey_is_used(homes: Homes) -> None:
     assert outline(Sealer([f"{subkey}!"], homes.both).seal(b"x")).key_ids == (subkey[-16:],)
 
 
-def test_an_option_file_of_gpg_adds_no_recipient(homes: Homes, tmp_path: Path) -> None:
-    home = make_home(tmp_path / "p")
+def test_an_option_file_of_gpg_adds_no_recipient(homes: Homes, new_home: NewHome) -> None:
+    home = new_home("p")
     copy_public(homes.both, home, "one@example.com")
     copy_public(homes.stranger, home, "stranger@example.com")
     (home / "gpg.conf").write_text(f"encrypt-to {homes.other}\nhidden-encrypt-to {homes.other}\narmor\n")
@@ -115,13 +115,13 @@ def test_a_key_named_twice_by_two_fingerprints_is_refused(homes: Homes) -> None:
         Sealer([homes.one, subkey], homes.both).seal(b"x")
 
 
-def test_a_missing_an_expired_and_a_revoked_key_are_named(homes: Homes, tmp_path: Path) -> None:
-    home = make_home(tmp_path / "p")
+def test_a_missing_an_expired_and_a_revoked_key_are_named(homes: Homes, new_home: NewHome) -> None:
+    home = new_home("p")
     copy_public(homes.both, home, "one@example.com")
     missing = "A" * 40
     with pytest.raises(KeyUnusableError, match=f"the key {missing} is not in this GnuPG home"):
         Sealer([homes.one, missing], home).seal(b"x" * 1_000_000)
-    secret = make_home(tmp_path / "s")
+    secret = new_home("s")
     expiring = make_key(secret, "old@example.com", expires="seconds=1")
     time.sleep(2.1)  # the key's own clock
     with pytest.raises(KeyUnusableError, match=f"the key {expiring} has expired"):
@@ -129,13 +129,12 @@ def test_a_missing_an_expired_and_a_revoked_key_are_named(homes: Homes, tmp_path
     revoked = make_key(secret, "gone@example.com")
     certificate = (secret / "openpgp-revocs.d" / f"{revoked}.rev").read_bytes().replace(b":-----BEGIN", b"-----BEGIN")
     gpg(secret, "--import", stdin=certificate)
-    with pytest.raises(KeyUnusableError, match=f"the key {revoked} is revoked"):
+    with pytest.raises(KeyUnusableError, match=f"the key {revoked} cannot be used: it is revoked"):
         Sealer([revoked], secret).seal(b"x")
-    subprocess.run(["gpgconf", "--homedir", str(secret), "--kill", "all"], check=True)
 
 
 def test_a_missing_home_is_said(tmp_path: Path) -> None:
-    with pytest.raises(KeyUnusableError, match="GnuPG home .* does not exist"):
+    with pytest.raises(KeyUnusableError, match=r"GnuPG home .* does not exist"):
         Sealer(["A" * 40], tmp_path / "nowhere").seal(b"x")
 
 
@@ -158,9 +157,8 @@ def test_a_gpg_that_fails_never_yields_an_object(
     fake.write_text(f"#!/bin/sh\n{_BROKEN[how]}\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises((ToolError, Exception)) as caught:
+    with pytest.raises(ToolError) as caught:
         Sealer([homes.one], homes.both).seal(sample(3_000_000))
-    assert type(caught.value).__name__ in ("ToolError", "DamagedError"), caught.value
     if how == "ends badly after its output":
         assert "disk on fire" in str(caught.value)
 

@@ -15,7 +15,7 @@ from backupd.transfer.openpgp import outline
 from backupd.transfer.seal import Sealer
 from backupd.transfer.unseal import Unsealer
 from tests.support.keys import make_home
-from tests.transfer.homes import Homes, with_passphrase
+from tests.transfer.homes import Homes, NewHome, with_passphrase
 
 
 def encrypted(homes: Homes, content: bytes, *options: str, recipient: str = "") -> bytes:
@@ -100,8 +100,8 @@ def test_what_is_not_openpgp_or_not_encrypted_is_refused(homes: Homes) -> None:
     literal = subprocess.run(["gpg", "--homedir", str(homes.both), "--batch", "-q", "--store"],
                              input=b"x", check=True, capture_output=True).stdout
     symmetric = subprocess.run(
-        ["gpg", "--homedir", str(homes.both), "--batch", "-q", "--passphrase", "x", "--pinentry-mode", "loopback", "-c"],
-        input=b"x", check=True, capture_output=True).stdout
+        ["gpg", "--homedir", str(homes.both), "--batch", "-q", "--passphrase", "x", "--pinentry-mode", "loopback",
+         "-c"], input=b"x", check=True, capture_output=True).stdout
     armored = encrypted(homes, b"x", "--armor")
     for stored in (b"", b"\0", b"nothing of the kind", signed, literal, symmetric, armored, os.urandom(1000)):
         refused(homes, stored)
@@ -124,14 +124,13 @@ def test_a_wrong_key_is_an_error_that_names_the_keys(homes: Homes) -> None:
     assert "--import" in caught.value.hint
 
 
-def test_a_home_that_is_missing_or_empty_is_an_error(homes: Homes, tmp_path: Path) -> None:
+def test_a_home_that_is_missing_or_empty_is_an_error(homes: Homes, tmp_path: Path, new_home: NewHome) -> None:
     sealed = Sealer([homes.one], homes.both).seal(b"content")
     with pytest.raises(KeyUnusableError, match="does not exist"):
         Unsealer(tmp_path / "nowhere").unseal(sealed, limit=100)
-    empty = make_home(tmp_path / "empty")
+    empty = new_home("empty")
     with pytest.raises(KeyUnusableError, match="encrypted for"):
         Unsealer(empty).unseal(sealed, limit=100)
-    stop_agent(empty)
 
 
 def test_passphrases_come_from_a_file_and_wrong_or_missing_ones_are_named(short_tmp: Path) -> None:

@@ -1,0 +1,63 @@
+"""`backupd check`: the preflight of each server, and what its policy asks for that is not done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from backupd.app.settings import ServerSettings
+from backupd.app.wiring import Wiring
+from backupd.backup.finding import Finding, from_error, warning
+from backupd.backup.preflight import PreflightSpec, preflight
+from backupd.model.backup import BackupKind
+from backupd.model.errors import BackupdError
+from policies.lint import advice, not_yet_active, settings_not_yet_active
+from storage.destination import Destination
+
+_SEVERITIES = ("error", "warning", "ok")
+
+
+def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
+    """Everything that would make a backup fail or be worthless, of one server or of all, the worst first.
+
+    With several servers each subject begins with the server's name.
+    """
+    names = [server_name] if server_name is not None else sorted(wiring.settings.servers)
+    found: list[Finding] = []
+    for name in names:
+        findings = _check_server(wiring, wiring.settings.server(name))
+        if len(names) > 1:
+            findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
+        found += findings
+    found += [warning("configuration", text) for text in settings_not_yet_active(wiring.settings.configuration)]
+    return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
+
+
+def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
+    found = [warning("policy", text) for text in advice(server.policy)]
+    found += [warning("policy", text) for text in not_yet_active(server.policy, wiring.settings.configuration)]
+    destinations: list[Destination] = []
+    for name in server.required:
+        try:
+            destinations.append(wiring.destination(name))
+        except BackupdError as error:
+            found.append(from_error(f"destination {name}", error))
+    try:
+        connection = server.connection()
+    except BackupdError as error:
+        return [from_error("server", error), *found]
+    settings = wiring.settings
+    recent = wiring.catalog.backups.list(server.name, kind=BackupKind.PHYSICAL_FULL, limit=3)
+    spec = PreflightSpec(
+        server=server.name, connection=connection, destinations=tuple(destinations),
+        gnupg_home=settings.encryption.gnupg_home, recipients=settings.encryption.recipients, spool=settings.spool,
+        new_destinations=frozenset(d.name for d in destinations if not wiring.holds_backups(d.name)),
+        restore_gnupg_home=settings.restore.gnupg_home if settings.restore else None,
+        secret_files=_secret_files(server),
+        expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None))
+    return preflight(spec, now=wiring.clock()) + found
+
+
+def _secret_files(server: ServerSettings) -> tuple[Path, ...]:
+    named = (server.config.defaults_file, server.config.password_file)
+    return tuple(path for path in named if path is not None)

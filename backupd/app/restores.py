@@ -1,0 +1,166 @@
+"""The way back: plan, restore, test restore. Resolve from the catalog, execute without it, record."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backupd.app.settings import ServerSettings
+from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
+from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.ids import new_id
+from backupd.model.job import JobState, RestoreRecord
+from backupd.model.progress import Report
+from backupd.model.proof import Check, Phase, Proof
+from restore import executor
+from restore.checks import examine
+from restore.executor import RestoreSpec
+from restore.plan import Plan, Rate
+from restore.planner import Preferences, make_plan
+from restore.proof import make_proof
+from restore.scratch import ScratchSpec, scratch_instance
+from restore.target import parse_target
+from storage.destination import Destination
+
+MODES = ("new-server", "replica")
+_NO_BYTES = 1e18
+"""Bytes a second for a phase whose time does not depend on the size."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOutcome:
+    """What a restore came to; ``inner`` is what the executor found."""
+
+    inner: executor.RestoreOutcome
+
+    def as_json(self) -> dict[str, Any]:
+        document = self.inner.as_json()
+        socket, pid = document.pop("socket"), document.pop("pid")
+        return {**document, "server_name": document["server"],
+                "server": {"socket": socket, "pid": pid} if socket else None}
+
+
+def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *, start: bool = False,
+         verify: bool = False) -> Plan:
+    """What a restore to ``target`` would do. Moves nothing. Raises UsageError, NotFoundError, RefusedError."""
+    server = wiring.settings.server(server_name)
+    return make_plan(
+        server_name, wiring.catalog.backups.list(server_name), parse_target(target),
+        Preferences(destinations=(*server.required, *server.others), rates=_rates(wiring, server_name),
+                    datadir=datadir, start=start, verify=verify),
+        now=wiring.clock())
+
+
+def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool, mode: str,
+            report: Report) -> RestoreOutcome:
+    """Restore into ``datadir``, or go on with what an interrupted call left there.
+
+    Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
+    """
+    if mode not in MODES:
+        raise RefusedError(f"mode {mode} is not known to this version", hint=f"use one of {', '.join(MODES)}")
+    server = wiring.settings.server(server_name)
+    chosen = plan(wiring, server_name, target, datadir, start=start)
+    settings = wiring.settings.needs_restore()
+    record = wiring.catalog.backups.get(chosen.backup_id)
+    row = _begin(wiring, chosen, datadir)
+    spec = RestoreSpec(
+        restore_id=row.id, server=server_name, target=chosen.target, chain=chosen.chain, moment=record.finished_at,
+        datadir=datadir, owner=server.owner, start=start, replica=mode == "replica", workers=worker_count(),
+        memory_cap=settings.scratch.memory)
+    try:
+        outcome = executor.execute(
+            spec, destinations=_sources(wiring, chosen), unsealer=wiring.unsealer(), clock=wiring.clock,
+            report=report, on_phase=lambda phase: _note(wiring, row.id, phase))
+    except BaseException as error:
+        text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
+        wiring.catalog.restores.finish(row.id, JobState.FAILED, wiring.clock(), error=text)
+        raise
+    wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
+    return RestoreOutcome(outcome)
+
+
+def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) -> Proof:
+    """Restore onto a throw-away server, ask it everything, keep the proof; a failure is a proof too.
+
+    ``target`` may be ``random``: any complete backup. Raises only what makes a test impossible to begin: UsageError,
+    NotFoundError, ConfigurationError.
+    """
+    server = wiring.settings.server(server_name)
+    if target == "random":
+        target = f"backup:{_any_backup(wiring, server_name).id}"
+    chosen = plan(wiring, server_name, target, None, start=True, verify=True)
+    settings = wiring.settings.needs_restore()
+    unsealer = wiring.unsealer()
+    record = wiring.catalog.backups.get(chosen.backup_id)
+    phases: list[Phase] = []
+    checks: list[Check] = []
+    started_at, compared, trouble = wiring.clock(), 0, ""
+    scratch = ScratchSpec(
+        scratch_id=new_id(started_at), server=server_name, chain=chosen.chain, path=settings.scratch.path,
+        max_bytes=settings.scratch.max_bytes, memory=settings.scratch.memory, workers=worker_count(),
+        owner=server.owner)
+    try:
+        with scratch_instance(scratch, destinations=_sources(wiring, chosen), unsealer=unsealer, clock=wiring.clock,
+                              report=report, on_phase=phases.append) as copy:
+            begun = wiring.clock()
+            checks, compared = examine(
+                copy.connection, statements=_statements(server), target=record.finished_at,
+                witness=wiring.catalog.witnesses.of_backup(record.id), position=record.position,
+                workers=worker_count(), report=report)
+            phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), record.stats.bytes_source))
+    except BackupdError as error:
+        trouble = str(error)
+    proof = make_proof(
+        proof_id=scratch.scratch_id, server=server_name, backup_id=record.id, target=target, started_at=started_at,
+        finished_at=wiring.clock(), phases=phases, checks=checks, tables_compared=compared, error=trouble)
+    wiring.catalog.proofs.add(proof)
+    return proof
+
+
+def _statements(server: ServerSettings) -> tuple[str, ...]:
+    tests = server.policy.test_restore
+    return tuple(check.sql for check in tests.checks) if tests else ()
+
+
+def _any_backup(wiring: Wiring, server: str) -> BackupRecord:
+    usable = wiring.catalog.backups.list(server, state=BackupState.COMPLETE)
+    if not usable:
+        raise NotFoundError(f"server {server} has no restorable backup",
+                            hint=f"take one: backupd backup {server} --kind full")
+    return random.choice(usable)  # noqa: S311  a lottery, not a secret
+
+
+def _begin(wiring: Wiring, chosen: Plan, datadir: Path) -> RestoreRecord:
+    """The row of this restore: a new one, or that of the interrupted one it goes on with."""
+    restores = wiring.catalog.restores
+    restores.abandon_dead(owner_is_alive, wiring.clock())
+    for row in restores.list(chosen.server, datadir=str(datadir), limit=1):
+        if row.state in (JobState.FAILED, JobState.ABANDONED) and row.backup_id == chosen.backup_id:
+            return restores.resume(row.id, owner())
+    row = RestoreRecord(
+        id=new_id(wiring.clock()), server=chosen.server, backup_id=chosen.backup_id, target=chosen.target,
+        datadir=str(datadir), state=JobState.RUNNING, started_at=wiring.clock(), owner=owner())
+    restores.start(row)
+    return row
+
+
+def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:
+    wiring.catalog.restores.phase_done(restore_id, phase)
+
+
+def _sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
+    return [wiring.destination(name) for name in chosen.destinations]
+
+
+def _rates(wiring: Wiring, server: str) -> Mapping[str, Rate]:
+    """Measured rates as the planner wants them."""
+    return {
+        name: Rate(bytes_per_second=rate.bytes_per_second or _NO_BYTES,
+                   seconds=0.0 if rate.bytes_per_second else rate.seconds, samples=rate.samples)
+        for name, rate in wiring.catalog.rates.of(server).items()
+    }

@@ -1,0 +1,330 @@
+"""Starting database servers that are ours: fresh ones, and copies of somebody's server.
+
+A copy of a server remembers who it was. Started as it is, a copy of a replica connects to its source with the password
+it finds in its own tables, events begin to run, tablespaces elsewhere are opened. A server started here is **deaf and
+mute**: it reads one generated option file and no other, listens on a socket in its private folder and nowhere else,
+starts no replication, no events, no init files, writes no binary log, has an id of its own; and where the host can do
+it (see sandbox) it has no network, sees its own folders only, and cannot outlive us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backupd.engine.client import Connection
+from backupd.engine.defaults import read_option_file
+from backupd.engine.receipts import BACKUP_CNF
+from backupd.engine.sandbox import confine, is_available
+from backupd.model.errors import ToolError
+from backupd.process.command import Command, find_account
+from backupd.process.optionfile import render_options
+from backupd.process.redact import redact
+from backupd.process.run import run
+from backupd.process.supervise import Child, spawn, stop
+
+DATABASE_USER = "mysql"
+SOCKET_LIMIT = 107
+"""Bytes of the longest socket path (unix(7), less the final NUL)."""
+START_SECONDS = 600.0
+STOP_SECONDS = 300.0
+
+_LOG_LINES = 25
+_MIB = 1024 * 1024
+
+Options = Mapping[str, str | None]
+NO_OPTIONS: Options = {}
+
+_FROM_BACKUP = ("innodb-page-size", "innodb-data-file-path", "innodb-undo-tablespaces", "innodb-checksum-algorithm")
+"""Of backup-my.cnf: without these InnoDB does not find or read its files. Its innodb-undo-directory is a path of the
+source; the files themselves come at the top of the backup."""
+_FROM_SERVER = (
+    "lower_case_table_names", "sql_mode", "character_set_server", "collation_server", "max_allowed_packet",
+    "explicit_defaults_for_timestamp", "default_storage_engine", "innodb_default_row_format", "innodb_strict_mode",
+    "innodb_file_per_table", "innodb_ft_min_token_size", "innodb_ft_max_token_size", "ft_min_word_len",
+    "ft_max_word_len", "aria_block_size", "innodb_encrypt_log", "innodb_encrypt_tables", "aria_encrypt_tables",
+    "innodb_compression_algorithm", "old_mode", "thread_stack",
+)
+"""Of the source's variables: what the copy needs to read the data as the source did. Never its filters, audit, wsrep,
+replication, log or network settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """One server to start.
+
+    ``datadir``: its data, owned by ``user``. ``directory``: a private folder for socket, log and temporary files; made
+    if needed, and the server's property. Nothing else is writable for it but ``writable`` (remapped tablespaces);
+    ``readable`` may be read (key files). ``options``: more lines for the option file (``options_for_copy``); what the
+    rule above forbids cannot be overridden. ``skip_grants``: accept everybody who reaches the socket, needed for
+    copies whose passwords are unknown; plugins of the mysql.plugin table are not loaded then. ``memory``: buffer pool
+    in bytes. ``user``: OS user when we are root.
+    """
+
+    program: str
+    datadir: Path
+    directory: Path
+    options: Options = field(default_factory=dict)
+    skip_grants: bool = True
+    memory: int = 128 * _MIB
+    user: str = DATABASE_USER
+    writable: Sequence[Path] = ()
+    readable: Sequence[Path] = ()
+
+    @property
+    def socket(self) -> Path:
+        return self.directory / "s.sock"
+
+    @property
+    def error_log(self) -> Path:
+        return self.directory / "error.log"
+
+
+def options_for_copy(base: Path, variables: Options) -> dict[str, str | None]:
+    """What a copy of a server needs to read its files: from backup-my.cnf in ``base`` (when it is there) and from the
+    source's ``variables`` (ServerInfo.variables). Includes the key plugin; its key files must be readable."""
+    options: dict[str, str | None] = {}
+    path = base / BACKUP_CNF
+    if path.is_file():
+        for option in read_option_file(path, ("mysqld", "mariadb", "mariadbd")).options:
+            keys = option.name.startswith(("file-key-management-", "loose-file-key-management-"))
+            if option.name in _FROM_BACKUP or keys:
+                options[option.name.replace("-", "_")] = option.value
+            elif option.name in ("plugin-load", "plugin-load-add"):
+                options["plugin_load_add"] = option.value
+    for name in _FROM_SERVER:
+        if name in variables and name not in options:
+            # "loose": an old copy may know a variable that a newer server of the series has dropped.
+            options[name if name == "lower_case_table_names" else f"loose_{name}"] = variables[name]
+    return options
+
+
+def option_text(config: ServerConfig) -> str:
+    """The option file of ``config``: the given options first, then the rule, so that the rule wins."""
+    rule: dict[str, str | None] = {
+        "datadir": str(config.datadir),
+        "socket": str(config.socket),
+        "pid_file": str(config.directory / "pid"),
+        "log_error": str(config.error_log),
+        "tmpdir": str(config.directory / "tmp"),
+        "secure_file_priv": str(config.directory / "tmp"),
+        "skip_networking": None,
+        "skip_name_resolve": None,
+        "port": "0",
+        "server_id": str(secrets.randbelow(2**31) + 2**30),
+        "skip_log_bin": None,
+        "skip_slave_start": None,
+        "event_scheduler": "OFF",
+        "general_log": "OFF",
+        "slow_query_log": "OFF",
+        "loose_feedback": "OFF",
+        "loose_wsrep_on": "OFF",
+        "loose_performance_schema": "OFF",
+        "local_infile": "OFF",
+        "innodb_data_home_dir": "",
+        "innodb_undo_directory": "./",
+        "innodb_log_group_home_dir": "./",
+        "innodb_buffer_pool_size": str(config.memory),
+        "innodb_buffer_pool_load_at_startup": "OFF",
+        "innodb_buffer_pool_dump_at_shutdown": "OFF",
+        "ignore_db_dirs": "lost+found",
+        "max_connections": "50",
+    }
+    if config.skip_grants:
+        rule["skip_grant_tables"] = None
+    same = {name.replace("-", "_") for name in rule}
+    given = {name: value for name, value in config.options.items() if name.replace("-", "_") not in same}
+    return render_options({"mysqld": {**given, **rule}})
+
+
+def initialise(
+    datadir: Path, *, program: str = "mariadb-install-db", options: Options = NO_OPTIONS, user: str = DATABASE_USER
+) -> None:
+    """Make ``datadir`` the empty system of a new server: root@localhost without a password, no test schema.
+
+    It is made if needed and given to ``user``. Raises ToolError, ToolMissingError.
+    """
+    datadir.mkdir(parents=True, exist_ok=True)
+    _give(datadir, user)
+    datadir.chmod(0o700)
+    arguments = [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}")
+                 for name, value in options.items()]
+    as_user = [f"--user={user}"] if os.geteuid() == 0 else []
+    run(Command((program, "--no-defaults", f"--datadir={datadir}", *as_user, "--skip-test-db", "--skip-name-resolve",
+                 "--auth-root-authentication-method=normal", *arguments)), timeout=START_SECONDS)
+
+
+class LaunchedServer:
+    """A running server; a context manager that starts it, waits until it answers, and leaves nothing behind.
+
+    Raises ToolError with the last lines of its log when it does not come up. ``sandboxed``: could it be confined?
+    """
+
+    def __init__(self, config: ServerConfig, *, start_seconds: float = START_SECONDS) -> None:
+        if len(os.fsencode(config.socket)) > SOCKET_LIMIT:
+            raise ToolError(f"the socket path {config.socket} is longer than {SOCKET_LIMIT} bytes",
+                            hint="choose a shorter path for the scratch folder")
+        self.config = config
+        self.sandboxed = is_available()
+        self._start_seconds = start_seconds
+        self._child: Child | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """As root, through the private socket."""
+        return Connection(socket=str(self.config.socket), user="root")
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server itself, None when it is not running."""
+        if self._child is None or self._child.poll() is not None:
+            return None
+        return _server_pid(self._child.pid, Path(self.config.program).name)
+
+    @property
+    def running(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def log_tail(self, lines: int = _LOG_LINES) -> str:
+        """The last lines of the server's error log, redacted."""
+        return log_tail(self.config.error_log, lines)
+
+    def start(self) -> Self:
+        """Start and wait until it answers."""
+        config = self.config
+        _prepare_directory(config)
+        plain = Command((config.program, f"--defaults-file={config.directory / 'my.cnf'}"),
+                        cwd=config.datadir, user=config.user if os.geteuid() == 0 else None)
+        command = plain
+        if self.sandboxed:
+            command = confine(plain, writable=[config.datadir, config.directory, *config.writable],
+                              readable=config.readable)
+        with config.error_log.open("ab") as log, Path(os.devnull).open("rb") as nothing:
+            self._child = spawn(command, stdin=nothing.fileno(), stdout=log.fileno(), stderr=log.fileno())
+        try:
+            self._await_greeting()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """A clean shutdown, so that the files are those of a server that was stopped. Raises ToolError when it did
+        not end cleanly within ``seconds``; it is gone then, too."""
+        child, pid = self._child, self.pid
+        if child is None or pid is None:
+            self.kill()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        code = child.wait(seconds)
+        self.kill()
+        if code != 0:
+            what = f"did not end within {seconds:g} s" if code is None else f"ended with {code}"
+            raise ToolError(f"{self._name} {what} when it was asked to stop", detail=self.log_tail())
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        if self._child is not None:
+            stop([self._child], polite_seconds=0.0)
+            self._child = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
+
+    @property
+    def _name(self) -> str:
+        return Path(self.config.program).name
+
+    def _await_greeting(self) -> None:
+        child = self._child
+        deadline = time.monotonic() + self._start_seconds
+        pause = 0.01
+        while not _greets(self.config.socket):
+            code = child.poll() if child is not None else None
+            if code is not None:
+                raise ToolError(f"{self._name} did not start on {self.config.datadir}: it ended with {code}",
+                                detail=self.log_tail(), hint="its own log above tells why")
+            if time.monotonic() > deadline:
+                raise ToolError(f"{self._name} did not answer within {self._start_seconds:g} s", detail=self.log_tail(),
+                                hint="recovery of much redo takes long; give the server more time or memory")
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.2)
+
+
+def log_tail(path: Path, lines: int = _LOG_LINES) -> str:
+    """The last ``lines`` lines of a server's log, redacted; empty when there is none."""
+    try:
+        with path.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - 64 * 1024))
+            text = log.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(redact(line) for line in text.splitlines()[-lines:])
+
+
+def _prepare_directory(config: ServerConfig) -> None:
+    config.directory.mkdir(parents=True, exist_ok=True)
+    temporary = config.directory / "tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=0o700)
+    config.socket.unlink(missing_ok=True)
+    config.error_log.touch(mode=0o600)
+    options = config.directory / "my.cnf"
+    options.unlink(missing_ok=True)
+    options.touch(mode=0o600)
+    options.write_text(option_text(config), encoding="utf-8")
+    config.directory.chmod(0o700)
+    for path in (config.directory, temporary, config.error_log, options):
+        _give(path, config.user)
+
+
+def _give(path: Path, user: str) -> None:
+    if os.geteuid() == 0:
+        account = find_account(user)
+        os.chown(path, account.pw_uid, account.pw_gid)
+
+
+def _greets(path: Path) -> bool:
+    """Does somebody behind the socket speak the protocol? (Its first packet comes unasked.)"""
+    with socket.socket(socket.AF_UNIX) as knock:
+        knock.settimeout(2.0)
+        try:
+            knock.connect(str(path))
+            return len(knock.recv(5)) == 5
+        except OSError:
+            return False
+
+
+def _server_pid(child: int, program: str) -> int | None:
+    """The process called ``program`` at or below ``child``: the sandbox stands between the two."""
+    waiting = [child]
+    while waiting:
+        pid = waiting.pop()
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() == program[:15]:
+                return pid
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                waiting += [int(word) for word in (task / "children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return None

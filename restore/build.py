@@ -1,0 +1,105 @@
+"""From manifests to a directory that a server can be started on: fetch every backup of a chain, then prepare."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+from backupd.engine.external import remap
+from backupd.engine.launch import options_for_copy
+from backupd.engine.physical import PhysicalTool
+from backupd.model.progress import Report
+from backupd.model.proof import Phase
+from restore.fetch import Opener, default_workers, fetch
+from restore.memory import available_memory, choose_memory
+from restore.prepare import prepare
+from restore.sources import Loaded
+from storage.destination import Destination
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """``options``: what a server needs in its option file to read these files."""
+
+    warnings: tuple[str, ...]
+    options: Mapping[str, str | None]
+
+
+class Stopwatch:
+    """Times phases; each one that ended well is told to ``on_phase``."""
+
+    def __init__(self, on_phase: Callable[[Phase], None]) -> None:
+        self._on_phase = on_phase
+
+    @contextlib.contextmanager
+    def phase(self, name: str, size: int = 0) -> Iterator[None]:
+        begun = time.monotonic()
+        yield
+        self._on_phase(Phase(name, time.monotonic() - begun, size))
+
+
+def build(
+    chain: Sequence[Loaded],
+    folder: Path,
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Opener,
+    tool: PhysicalTool,
+    workers: int,
+    memory_cap: int,
+    watch: Stopwatch,
+    report: Report,
+    cancel: Event | None = None,
+    final_store: Path | None = None,
+) -> Built:
+    """Make ``folder/data`` a prepared copy of the last backup of ``chain``. Nothing is synced.
+
+    Tablespaces that lay outside the source's data directory come to ``folder/external``, and the links to them
+    name ``final_store``, where they will lie when a server is started (None: where they are). What an earlier call
+    left in ``folder`` is used as far as its hashes are right, whatever that call was doing when it ended.
+    ``workers`` 0: as many as this machine can use. ``memory_cap`` in bytes, for the prepare.
+    """
+    warnings: list[str] = []
+    store = folder / "external"
+    shutil.rmtree(store, ignore_errors=True)
+    base = folder / "data"
+    increments = [folder / f"increment-{number}" for number in range(1, len(chain))]
+    size = sum(loaded.header.stats.bytes_source for loaded in chain)
+    with watch.phase("fetched", size):
+        for loaded, goal in zip(chain, (base, *increments), strict=True):
+            fetched = fetch(
+                loaded.header,
+                loaded.body,
+                destinations,
+                unsealer,
+                goal,
+                workers=workers or default_workers(),
+                report=report,
+                cancelled=cancel.is_set if cancel else lambda: False,
+                durable=False,
+            )
+            warnings += fetched.repaired
+    with watch.phase("prepared", size):
+        redo = sum(tool.redo_bytes(goal) for goal in (base, *increments))
+        memory = choose_memory(redo=redo, available=available_memory(), cap=memory_cap)
+        prepare(
+            tool,
+            base,
+            increments,
+            chain[-1].body.facts.receipts,
+            memory=memory.bytes,
+            logs=folder / "logs",
+            report=report,
+            cancel=cancel,
+        )
+        for increment in increments:
+            shutil.rmtree(increment)
+        moved = remap(base, store=store, final=final_store)
+    if moved:
+        warnings.append(f"{len(moved)} tablespaces with a DATA DIRECTORY are now in {final_store or store}")
+    return Built(tuple(warnings), options_for_copy(base, chain[-1].body.facts.server.variables))

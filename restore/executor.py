@@ -1,0 +1,283 @@
+"""A whole restore: fetch, prepare, place, start, check; and after a kill -9 anywhere the same call goes on.
+
+Knows no catalog: everything is in the spec, and everything found is in the outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from backupd.engine.external import assert_local
+from backupd.model.clock import Clock
+from backupd.model.errors import RefusedError
+from backupd.model.progress import Report
+from backupd.model.proof import Check, Phase, Witness
+from backupd.model.server import Position, Tool
+from backupd.transfer.unseal import Unsealer
+from restore.build import Stopwatch, build
+from restore.checks import FAILED, examine
+from restore.fetch import default_workers, sync_filesystem
+from restore.memory import DEFAULT_CAP
+from restore.occupancy import refuse_non_empty, refuse_occupied
+from restore.ownership import find_account
+from restore.place import clear, close_datadir, place
+from restore.refusals import Programs, find_programs, refuse_no_room, remarks
+from restore.sources import Loaded, load_chain, pinned
+from restore.staging import choose_site, exclusive, read_state, write_state
+from restore.start import Started, looked_at, run_folder, running, server_config, start_for_good
+from restore.state import State, read_marker, write_marker
+from storage.destination import Destination
+
+SERVER_MEMORY = 512 * 1024 * 1024
+"""Most bytes of buffer pool for a server that is started to be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSpec:
+    """Every decision about one restore, taken before it begins.
+
+    ``target``: as it was asked for; ``chain``: backup ids, full first. ``owner``: OS user of the server.
+    ``start``: start a server on the result and leave it running, deaf and mute; ``replica``: keep the
+    replication settings of the source (mode ``replica``). ``checks`` (the policy's statements, about
+    ``moment``) and ``witness`` are for a server that is started. ``workers`` 0: as many as this machine can
+    use. ``memory_cap`` in bytes.
+    """
+
+    restore_id: str
+    server: str
+    target: str
+    chain: tuple[str, ...]
+    moment: datetime
+    datadir: Path
+    owner: str
+    start: bool = False
+    replica: bool = False
+    checks: tuple[str, ...] = ()
+    witness: Witness | None = None
+    workers: int = 0
+    memory_cap: int = DEFAULT_CAP
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOutcome:
+    """``started``: the server that was left running."""
+
+    restore_id: str
+    server: str
+    backup_id: str
+    target: str
+    datadir: Path
+    position: Position
+    phases: tuple[Phase, ...]
+    checks: tuple[Check, ...] = ()
+    tables_compared: int = 0
+    warnings: tuple[str, ...] = ()
+    started: Started | None = None
+
+    @property
+    def is_good(self) -> bool:
+        return not any(check.outcome == FAILED for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "id": self.restore_id,
+            "server": self.server,
+            "backup": self.backup_id,
+            "target": self.target,
+            "datadir": str(self.datadir),
+            "position": self.position.as_json(),
+            "phases": [phase.as_json() for phase in self.phases],
+            "seconds": round(sum(phase.seconds for phase in self.phases), 3),
+            "checks": [check.as_json() for check in self.checks],
+            "tables_compared": self.tables_compared,
+            "warnings": list(self.warnings),
+            "started": {"socket": str(self.started.socket), "pid": self.started.pid} if self.started else None,
+        }
+
+
+def execute(
+    spec: RestoreSpec,
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Unsealer,
+    clock: Clock,
+    report: Report,
+    cancel: Event | None = None,
+    on_phase: Callable[[Phase], None] = lambda _phase: None,
+) -> RestoreOutcome:
+    """Restore, or go on with what an interrupted call for the same backup left behind.
+
+    ``destinations`` in the order to read them. ``on_phase`` is told each phase as it ends. Raises RefusedError
+    before anything is changed when a rule forbids it, DamagedError naming everything damaged, KeyUnusableError,
+    ToolError; what was fetched is kept for the next attempt.
+    """
+    with contextlib.ExitStack() as held:
+        return _Restore(spec, destinations, unsealer, report=report, cancel=cancel, on_phase=on_phase).run(held, clock)
+
+
+class _Restore:
+    def __init__(
+        self,
+        spec: RestoreSpec,
+        destinations: Sequence[Destination],
+        unsealer: Unsealer,
+        *,
+        report: Report,
+        cancel: Event | None,
+        on_phase: Callable[[Phase], None],
+    ) -> None:
+        self._spec = spec
+        self._destinations = destinations
+        self._unsealer = unsealer
+        self._report = report
+        self._cancel = cancel
+        self._told = on_phase
+        self._site = choose_site(spec.datadir)
+        self._account = find_account(spec.owner)
+        self._state = State(spec.restore_id, spec.server, spec.target, spec.chain)
+        self._watch = Stopwatch(self._phase_ended)
+        self._warnings: list[str] = []
+
+    def run(self, held: contextlib.ExitStack, clock: Clock) -> RestoreOutcome:
+        site = self._site
+        held.enter_context(exclusive(site.datadir, site.folder))
+        placed = self._resume()
+        started = running(run_folder(self._state.restore_id)) if placed else None
+        if started is None:
+            refuse_occupied(site.datadir)
+        if not placed:
+            refuse_non_empty(site.datadir, ours=(*site.ours, *self._state.moves))
+        chain, warnings = load_chain(self._spec.server, self._spec.chain, self._destinations, self._unsealer)
+        info = chain[-1].body.facts.server
+        programs = find_programs(info, start=self._spec.start)
+        self._warnings += [*warnings, *remarks(info)]
+        if not placed:
+            self._warnings += refuse_no_room(chain, site)
+            self._open(held)
+            if self._state.stage == "fetching":
+                self._build(chain, programs, clock)
+            with self._watch.phase("restored", chain[-1].header.stats.bytes_source):
+                self._state = place(site, self._state, self._account, programs.tool.leftovers)
+            write_marker(site.datadir, self._state)
+        clear(site)
+        outcome = self._outcome(chain[-1])
+        if self._spec.start and programs.server is not None:
+            outcome = replace(outcome, started=started) if started else self._start(outcome, chain[-1], programs.server)
+        self._state = replace(self._state, stage="finished")
+        write_marker(site.datadir, self._state)
+        return replace(outcome, phases=self._state.phases)
+
+    def _resume(self) -> bool:
+        """Take up what an earlier attempt left. True when it was already put in place."""
+        marker = read_marker(self._site.datadir)
+        if marker is not None and marker.stage == "placed" and marker.same_work(self._state):
+            self._state = marker
+            return True
+        earlier = read_state(self._site)
+        if earlier is None:
+            if self._site.datadir.is_dir():
+                self._state = replace(self._state, mode=stat.S_IMODE(self._site.datadir.stat().st_mode))
+        elif earlier.same_work(self._state):
+            self._state = earlier
+        else:
+            raise RefusedError(
+                f"an unfinished restore of backup {earlier.chain[-1]} (target {earlier.target}) is in the way",
+                detail=f"it lies in {self._site.folder}",
+                hint=f"go on with it: --to backup:{earlier.chain[-1]}, or remove {self._site.folder}",
+            )
+        return False
+
+    def _open(self, held: contextlib.ExitStack) -> None:
+        """From here on something of ours lies on the disk."""
+        site = self._site
+        if not site.folder.is_dir():
+            site.folder.mkdir(mode=0o700, parents=True)
+            held.enter_context(exclusive(site.folder))
+            write_state(site, self._state)
+        close_datadir(site)
+        if self._state.stage == "fetching":
+            site.data.mkdir(mode=0o700, exist_ok=True)
+        # Locked under this name, it stays locked under the name of the data directory.
+        held.enter_context(exclusive(site.data))
+
+    def _build(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
+        spec = self._spec
+        backups = [(spec.server, backup_id) for backup_id in spec.chain]
+        with pinned(self._destinations, spec.restore_id, backups, clock=clock) as said:
+            self._warnings += said
+            built = build(
+                chain,
+                self._site.folder,
+                destinations=self._destinations,
+                unsealer=self._unsealer,
+                tool=programs.tool,
+                workers=spec.workers,
+                memory_cap=spec.memory_cap,
+                watch=self._watch,
+                report=self._report,
+                cancel=self._cancel,
+                final_store=self._site.final_store,
+            )
+        self._warnings += built.warnings
+        sync_filesystem(self._site.folder)
+        self._state = replace(self._state, stage="prepared", options=built.options)
+        write_state(self._site, self._state)
+
+    def _start(self, outcome: RestoreOutcome, last: Loaded, program: Tool) -> RestoreOutcome:
+        """Look at the copy in a sandbox, then start the server that stays."""
+        spec, site = self._spec, self._site
+        facts = last.body.facts
+        assert_local(site.datadir, site.final_store)
+        folder = run_folder(self._state.restore_id)
+        config = server_config(
+            program.path,
+            site.datadir,
+            folder,
+            self._state.options,
+            account=self._account,
+            store=site.final_store,
+            memory=min(spec.memory_cap, SERVER_MEMORY),
+        )
+        size = last.header.stats.bytes_source
+        with contextlib.ExitStack() as stack:
+            with self._watch.phase("started", size):
+                server = stack.enter_context(looked_at(config, facts.server, replica=spec.replica))
+            with self._watch.phase("verified", size):
+                checks, compared = examine(
+                    server.connection,
+                    statements=spec.checks,
+                    target=spec.moment,
+                    witness=spec.witness,
+                    position=facts.position,
+                    workers=spec.workers or default_workers(),
+                    report=self._report,
+                )
+        with self._watch.phase("started", size):
+            started = start_for_good(config)
+        return replace(outcome, checks=tuple(checks), tables_compared=compared, started=started)
+
+    def _outcome(self, last: Loaded) -> RestoreOutcome:
+        return RestoreOutcome(
+            restore_id=self._state.restore_id,
+            server=self._spec.server,
+            backup_id=self._spec.chain[-1],
+            target=self._spec.target,
+            datadir=self._site.datadir,
+            position=last.body.facts.position,
+            phases=self._state.phases,
+            warnings=tuple(dict.fromkeys(self._warnings)),
+        )
+
+    def _phase_ended(self, phase: Phase) -> None:
+        """Kept with the staged files, so that the next attempt can tell the time of all of them."""
+        self._state = self._state.with_phase(phase)
+        if self._state.stage in ("fetching", "prepared"):
+            write_state(self._site, self._state)
+        self._told(next(p for p in self._state.phases if p.name == phase.name))

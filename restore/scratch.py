@@ -1,0 +1,161 @@
+"""A throw-away copy of a server: restored, started where nobody can reach it, and gone when the block is left."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+from backupd.engine.client import Connection
+from backupd.engine.external import assert_local
+from backupd.engine.launch import DATABASE_USER
+from backupd.model.clock import Clock
+from backupd.model.errors import ToolMissingError
+from backupd.model.progress import Report
+from backupd.model.proof import Phase
+from backupd.transfer.unseal import Unsealer
+from restore.build import Stopwatch, build
+from restore.ownership import FOLDER_MODE, find_account, hand_over
+from restore.refusals import find_programs, need_of, refuse_over_limit, remarks
+from restore.room import refuse_too_small
+from restore.sources import Loaded, load_chain, pinned
+from restore.start import looked_at, server_config
+from storage.destination import Destination
+
+_PREFIX = "scratch-"
+_LEAST_POOL = 64 * 1024 * 1024
+_MOST_POOL = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchSpec:
+    """``scratch_id``: an id of its own; ``chain``: backup ids, full first; ``path``: the folder that scratch copies
+    are made in; ``max_bytes``: the most that this one may take there, None for what is free; ``memory``: most bytes
+    for prepare and for the server; ``workers`` 0: as many as this machine can use."""
+
+    scratch_id: str
+    server: str
+    chain: tuple[str, ...]
+    path: Path
+    max_bytes: int | None
+    memory: int
+    workers: int = 0
+    owner: str = DATABASE_USER
+
+
+@dataclass(slots=True)
+class Scratch:
+    """A running copy. ``phases`` that are over: ``fetched``, ``prepared``, ``restored``, ``started``."""
+
+    connection: Connection
+    last: Loaded
+    sandboxed: bool
+    phases: list[Phase] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def scratch_instance(
+    spec: ScratchSpec,
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Unsealer,
+    clock: Clock,
+    report: Report,
+    cancel: Event | None = None,
+    on_phase: Callable[[Phase], None] = lambda _phase: None,
+) -> Iterator[Scratch]:
+    """Restore into a private folder and start a server on it: no network, no replication, no events, no path outside.
+
+    Everything is removed at the end, well or not; what a killed process left is removed by the next call. Raises
+    RefusedError (too large, another series), DamagedError, KeyUnusableError, ToolError, ServerError.
+    """
+    phases: list[Phase] = []
+
+    def note(phase: Phase) -> None:
+        phases.append(phase)
+        on_phase(phase)
+
+    watch = Stopwatch(note)
+    account = find_account(spec.owner)
+    remove_dead(spec.path)
+    chain, said = load_chain(spec.server, spec.chain, destinations, unsealer)
+    last = chain[-1]
+    info = last.body.facts.server
+    size = last.header.stats.bytes_source
+    programs = find_programs(info, start=True)
+    if programs.server is None:
+        raise ToolMissingError("no server program was found", hint="install the database server on this host")
+    if spec.max_bytes is not None:
+        refuse_over_limit(chain, spec.max_bytes)
+    warnings = [*said, *remarks(info), *refuse_too_small(need_of(chain), spec.path)]
+    with _folder(spec) as folder:
+        backups = [(spec.server, backup_id) for backup_id in spec.chain]
+        with pinned(destinations, spec.scratch_id, backups, clock=clock) as unpinned:
+            built = build(
+                chain,
+                folder,
+                destinations=destinations,
+                unsealer=unsealer,
+                tool=programs.tool,
+                workers=spec.workers,
+                memory_cap=spec.memory,
+                watch=watch,
+                report=report,
+                cancel=cancel,
+            )
+        warnings += [*unpinned, *built.warnings]
+        data, store = folder / "data", folder / "external"
+        with watch.phase("restored", size):
+            hand_over(data, account, folder_mode=FOLDER_MODE)
+            if store.is_dir():
+                hand_over(store, account, folder_mode=FOLDER_MODE)
+            assert_local(data, store)
+        pool = max(_LEAST_POOL, min(spec.memory // 2, _MOST_POOL))
+        config = server_config(
+            programs.server.path, data, folder / "run", built.options, account=account, store=store, memory=pool
+        )
+        with contextlib.ExitStack() as stack:
+            with watch.phase("started", size):
+                server = stack.enter_context(looked_at(config, info, replica=False))
+            yield Scratch(server.connection, last, server.sandboxed, phases, warnings)
+
+
+@contextlib.contextmanager
+def _folder(spec: ScratchSpec) -> Iterator[Path]:
+    """A locked folder of its own. The server's user may pass through it, and list nothing."""
+    folder = spec.path / f"{_PREFIX}{spec.scratch_id}"
+    folder.mkdir(mode=0o711)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def remove_dead(path: Path) -> tuple[str, ...]:
+    """Remove scratch copies in ``path`` whose process is gone: nobody holds their lock any more. Gives their names."""
+    path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    removed = []
+    for folder in sorted(path.glob(f"{_PREFIX}*")):
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # not a folder of ours, or just removed
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder.name)
+        finally:
+            os.close(descriptor)
+    return tuple(removed)

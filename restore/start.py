@@ -1,0 +1,155 @@
+"""The server on a restored data directory: first in a sandbox to look and to forget its replication, then for good.
+
+Both are deaf and mute: no network, no replication, no events, no binary log, an id of their own. The second one
+knows its accounts again and stays up; handing over means stopping it and starting the real service.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backupd.engine.client import Connection
+from backupd.engine.dialect import dialect_of
+from backupd.engine.launch import LaunchedServer, ServerConfig, log_tail, option_text
+from backupd.model.errors import ToolError
+from backupd.model.server import Flavour, ServerInfo
+from backupd.process.command import Command
+from backupd.process.run import run
+from backupd.process.runtime import runtime_directory
+from restore.ownership import Account, find_account, hand_over
+
+START_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that is up."""
+
+    socket: Path
+    pid: int
+
+
+def run_folder(restore_id: str) -> Path:
+    """Where the started server of a restore has its socket, log and option file: the same for every attempt."""
+    return runtime_directory().parent / f"server-{restore_id.rpartition('-')[2]}"
+
+
+def server_config(
+    program: str,
+    datadir: Path,
+    folder: Path,
+    options: Mapping[str, str | None],
+    *,
+    account: Account,
+    store: Path,
+    memory: int,
+) -> ServerConfig:
+    """``options``: of ``launch.options_for_copy``; ``store``: of the remapped tablespaces; ``memory``: bytes."""
+    return ServerConfig(
+        program=program,
+        datadir=datadir,
+        directory=folder,
+        options=options,
+        memory=memory,
+        user=account.name,
+        writable=(store,) if store.is_dir() else (),
+        readable=tuple(
+            Path(value)
+            for name, value in options.items()
+            if value and name.startswith("file_key_management_") and value.startswith("/")
+        ),
+    )
+
+
+@contextmanager
+def looked_at(config: ServerConfig, info: ServerInfo, *, replica: bool) -> Iterator[LaunchedServer]:
+    """A confined server for the checks, stopped cleanly afterwards; its replication settings are gone unless
+    ``replica``."""
+    with LaunchedServer(config) as server:
+        if not replica:
+            forget_replication(server.connection, info)
+        yield server
+
+
+def forget_replication(connection: Connection, info: ServerInfo) -> None:
+    """Remove every replication connection that came with the data. Raises ServerError."""
+    with connection.connect() as session:
+        if info.flavour is Flavour.MARIADB:
+            for row in session.records(dialect_of(info.flavour, info.version).replica_status):
+                session.execute("RESET SLAVE %s ALL", str(row["Connection_name"]))
+            session.execute("RESET SLAVE ALL")
+        else:
+            session.execute("RESET REPLICA ALL")
+
+
+def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> Started:
+    """Start a server that outlives this process, with its own accounts, and wait until it answers.
+
+    Raises ToolError with the end of its log.
+    """
+    config = replace(config, skip_grants=False)
+    _lay_out(config)
+    plain = (config.program, f"--defaults-file={config.directory / 'my.cnf'}")
+    # In a session of its own, and not our child: nobody ends it when this process ends.
+    detached = (
+        "sh",
+        "-c",
+        'exec setsid --fork -- "$@" < /dev/null > /dev/null 2>> "$0"',
+        str(config.error_log),
+        *plain,
+    )
+    run(Command(detached, cwd=config.datadir, user=config.user if os.geteuid() == 0 else None), timeout=60)
+    deadline = time.monotonic() + seconds
+    pid = 0
+    while (started := running(config.directory)) is None:
+        pid = _pid(config.directory) or pid
+        gone = pid and not Path(f"/proc/{pid}").exists()
+        if gone or time.monotonic() > deadline or (not pid and "Aborting" in log_tail(config.error_log)):
+            raise ToolError(
+                f"the server on {config.datadir} did not come up",
+                detail=log_tail(config.error_log),
+                hint=f"the files are in place; its option file is {config.directory / 'my.cnf'}",
+            )
+        time.sleep(0.05)
+    return started
+
+
+def running(folder: Path) -> Started | None:
+    """The server that was started with its socket in ``folder``, when it answers."""
+    path, pid = folder / "s.sock", _pid(folder)
+    with socket.socket(socket.AF_UNIX) as knock:
+        knock.settimeout(2.0)
+        try:
+            knock.connect(str(path))
+            # The protocol's first packet comes unasked.
+            answered = len(knock.recv(5)) == 5
+        except OSError:
+            return None
+    return Started(path, pid) if answered and pid else None
+
+
+def _pid(folder: Path) -> int | None:
+    try:
+        return int((folder / "pid").read_text(encoding="ascii"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _lay_out(config: ServerConfig) -> None:
+    """The folder of a server that stays: socket, log and temporary files, open to its user alone."""
+    account = find_account(config.user)
+    temporary = config.directory / "tmp"
+    temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (config.directory / "pid").unlink(missing_ok=True)
+    (config.directory / "s.sock").unlink(missing_ok=True)
+    config.error_log.unlink(missing_ok=True)
+    for path, content in ((config.directory / "my.cnf", option_text(config)), (config.error_log, "")):
+        path.touch(0o600)
+        path.write_text(content, encoding="utf-8")
+    hand_over(config.directory, account, folder_mode=0o700)

@@ -1,0 +1,81 @@
+"""Taking, unpacking and preparing real backups in tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.engine.client import Connection
+from backupd.engine.mariabackup import MariaBackup
+from backupd.engine.physical import CaptureRequest, FileEvent
+from backupd.engine.receipts import XTRABACKUP
+from backupd.engine.toolset import find_tool
+from backupd.model.server import Receipts
+from backupd.process.run import run
+from tests.engine.stream import Extraction
+from tests.support.mariadb import BACKUP_PASSWORD, BACKUP_USER, PrivateServer
+
+MEMORY = 96 * 1024 * 1024
+
+
+def the_tool() -> MariaBackup:
+    return MariaBackup(find_tool(("mariadb-backup",)), XTRABACKUP)
+
+
+def connection_to(server: PrivateServer) -> Connection:
+    return Connection(socket=str(server.socket), user=BACKUP_USER, password=BACKUP_PASSWORD)
+
+
+@dataclass(frozen=True)
+class Taken:
+    base: Path
+    receipts: Receipts
+    sizes: dict[str, int]
+    log: list[str]
+
+    def copy(self, target: Path) -> Path:
+        return Path(shutil.copytree(self.base, target, symlinks=True))
+
+
+def take(
+    server: PrivateServer, base: Path, *, tool: MariaBackup | None = None, lsn: int | None = None,
+    on_event: Callable[[FileEvent], None] = lambda _event: None,
+) -> Taken:
+    """A backup of ``server``, unpacked into ``base``."""
+    workdir = base.with_name(base.name + ".work")
+    workdir.mkdir()
+    log: list[str] = []
+    extraction = Extraction(base)
+    request = CaptureRequest(connection_to(server), workdir, incremental_lsn=lsn, on_stderr=log.append)
+    with (tool or the_tool()).capture(request) as capture:
+        for event in capture.events():
+            extraction.take(event)
+            on_event(event)
+        receipts = capture.receipts()
+    return Taken(base, receipts, extraction.sizes, log)
+
+
+def prepare(base: Path, *increments: Path) -> list[str]:
+    """Run the steps; the log of each."""
+    return [run(step.command).stderr for step in the_tool().prepare(base, increments, memory=MEMORY)]
+
+
+def give_to_database(base: Path) -> None:
+    for path in (base, *base.rglob("*")):
+        shutil.chown(path, "mysql", "mysql")
+
+
+def children(word: str) -> list[int]:
+    """Process ids of everybody whose command line has ``word`` in it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                if word.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
