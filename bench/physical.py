@@ -92,7 +92,7 @@ class Bench:
         target = self.base / "ours"
         try:
             run = self.backupd("restore", "bench", "--to", "latest", "--datadir", str(target), "--start", "--json")
-            socket = json.loads(run.stdout)["server"]["socket"]
+            socket = json.loads(run.stdout)["started"]["socket"]
             timed(["mariadb-admin", "--no-defaults", f"--socket={socket}", "shutdown"])
             return run
         finally:

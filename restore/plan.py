@@ -102,6 +102,7 @@ class Plan:
             "destinations": list(self.destinations),
             "position": self.position.as_json(),
             "reason": self.reason,
+            "bytes": self.bytes_stored,
             "bytes_stored": self.bytes_stored,
             "bytes_source": self.bytes_source,
             "seconds": round(self.seconds, 1),

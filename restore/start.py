@@ -26,6 +26,10 @@ from restore.ownership import Account, find_account, hand_over
 
 START_SECONDS = 600.0
 
+# In a session of its own and not our child, so that nothing ends it when this process ends. The pipe makes the outer
+# shell wait for that session: what it leaves in its own process group when it exits is killed.
+_DETACH = """setsid --fork sh -c 'echo $$; exec "$@" < /dev/null > /dev/null 2>> "$0"' "$0" "$@" | head -n 1"""
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -95,22 +99,12 @@ def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> S
     """
     config = replace(config, skip_grants=False)
     _lay_out(config)
-    plain = (config.program, f"--defaults-file={config.directory / 'my.cnf'}")
-    # In a session of its own, and not our child: nobody ends it when this process ends.
-    detached = (
-        "sh",
-        "-c",
-        'exec setsid --fork -- "$@" < /dev/null > /dev/null 2>> "$0"',
-        str(config.error_log),
-        *plain,
-    )
-    run(Command(detached, cwd=config.datadir, user=config.user if os.geteuid() == 0 else None), timeout=60)
+    argv = ("sh", "-c", _DETACH, str(config.error_log), config.program, f"--defaults-file={config.directory / 'my.cnf'}")
+    user = config.user if os.geteuid() == 0 else None
+    pid = int(run(Command(argv, cwd=config.datadir, user=user), timeout=60).stdout)
     deadline = time.monotonic() + seconds
-    pid = 0
     while (started := running(config.directory)) is None:
-        pid = _pid(config.directory) or pid
-        gone = pid and not Path(f"/proc/{pid}").exists()
-        if gone or time.monotonic() > deadline or (not pid and "Aborting" in log_tail(config.error_log)):
+        if not Path(f"/proc/{pid}").exists() or time.monotonic() > deadline:
             raise ToolError(
                 f"the server on {config.datadir} did not come up",
                 detail=log_tail(config.error_log),

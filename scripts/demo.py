@@ -192,10 +192,10 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
     begin = time.monotonic()
     outcome = backupd.ask("restore", SERVER, "--to", target, "--datadir", str(datadir), "--start")
     restore_seconds = time.monotonic() - begin
-    with stopped_at_the_end(outcome["server"]["pid"]):
+    with stopped_at_the_end(outcome["started"]["pid"]):
         phases = ", ".join(f"{phase['name']} {phase['seconds']:.1f} s" for phase in outcome["phases"])
         say(f"a server runs on {datadir} after {restore_seconds:.1f} s: {phases}")
-        with contextlib.closing(connect(outcome["server"]["socket"])) as fresh:
+        with contextlib.closing(connect(outcome["started"]["socket"])) as fresh:
             expect(
                 query(fresh, "SELECT COUNT(*) FROM archive.letters") == [(letters,)],
                 f"the dropped table is back with its {letters} rows",

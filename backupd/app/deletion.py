@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 from backupd.app.wiring import GRACE, Wiring
@@ -17,12 +18,17 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool) -> list[str]:
     Raises NotFoundError, and RefusedError for a pinned backup or the only restorable one of its server.
     """
     record = wiring.catalog.backups.get(backup_id)
+    with _alone(wiring, record.server):
+        return _delete(wiring, wiring.catalog.backups.get(backup_id), now=now)
+
+
+def _delete(wiring: Wiring, record: BackupRecord, *, now: bool) -> list[str]:
     _may_go(wiring, record)
     destinations = _holding(wiring, record)
     moment = wiring.clock()
     for destination in destinations:
-        mark(destination, record.server, backup_id, moment)
-    wiring.catalog.backups.set_state(backup_id, BackupState.DELETED)
+        mark(destination, record.server, record.id, moment)
+    wiring.catalog.backups.set_state(record.id, BackupState.DELETED)
     held: list[str] = []
     if now:
         for destination in destinations:
@@ -55,9 +61,15 @@ def undelete(wiring: Wiring, backup_id: str, *, grace: timedelta = GRACE) -> Non
     record = wiring.catalog.backups.get(backup_id)
     if record.state is not BackupState.DELETED:
         raise RefusedError(f"backup {backup_id} is not marked as deleted: it is {record.state}")
-    for destination in _holding(wiring, record):
-        unmark(destination, record.server, backup_id, now=wiring.clock(), grace=grace)
-    wiring.catalog.backups.set_state(backup_id, BackupState.COMPLETE)
+    with _alone(wiring, record.server):
+        for destination in _holding(wiring, record):
+            unmark(destination, record.server, backup_id, now=wiring.clock(), grace=grace)
+        wiring.catalog.backups.set_state(backup_id, BackupState.COMPLETE)
+
+
+def _alone(wiring: Wiring, server: str) -> AbstractContextManager[None]:
+    """Deleting and undeleting at once could leave a backup that is both back and gone."""
+    return wiring.locked(f"delete-{server}", f"backups of {server} are being deleted or undeleted right now")
 
 
 def _may_go(wiring: Wiring, record: BackupRecord) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
@@ -18,7 +16,7 @@ from backupd.model.progress import Report
 from backupd.model.proof import Check, Phase, Proof
 from restore import executor
 from restore.checks import examine
-from restore.executor import RestoreSpec
+from restore.executor import RestoreOutcome, RestoreSpec
 from restore.plan import Plan, Rate
 from restore.planner import Preferences, make_plan
 from restore.proof import make_proof
@@ -29,19 +27,6 @@ from storage.destination import Destination
 MODES = ("new-server", "replica")
 _NO_BYTES = 1e18
 """Bytes a second for a phase whose time does not depend on the size."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreOutcome:
-    """What a restore came to; ``inner`` is what the executor found."""
-
-    inner: executor.RestoreOutcome
-
-    def as_json(self) -> dict[str, Any]:
-        document = self.inner.as_json()
-        socket, pid = document.pop("socket"), document.pop("pid")
-        return {**document, "server_name": document["server"],
-                "server": {"socket": socket, "pid": pid} if socket else None}
 
 
 def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *, start: bool = False,
@@ -81,7 +66,7 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
         wiring.catalog.restores.finish(row.id, JobState.FAILED, wiring.clock(), error=text)
         raise
     wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
-    return RestoreOutcome(outcome)
+    return outcome
 
 
 def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) -> Proof:

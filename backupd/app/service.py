@@ -11,7 +11,7 @@ from typing import Any
 from backupd.app import deletion, verification
 from backupd.app.backups import take_backup
 from backupd.app.checkup import check
-from backupd.app.restores import RestoreOutcome, plan, restore, test_restore
+from backupd.app.restores import plan, restore, test_restore
 from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding
@@ -21,6 +21,7 @@ from backupd.model.errors import BackupdError
 from backupd.model.progress import Report
 from backupd.model.proof import Proof
 from backupd.transfer.manifestio import load_header, load_side_file
+from restore.executor import RestoreOutcome
 from restore.plan import Plan
 
 

@@ -93,7 +93,7 @@ def execute(
             report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
             return _commit(spec, capture, packed, fanout, sealer, intent, clock, side_files)
         except BaseException as error:
-            leftovers = _discard_side_files(spec, side_files) + fanout.discard()
+            leftovers = _discard_side_files(spec, side_files) + fanout.discard(committed=bool(side_files))
             if leftovers and isinstance(error, BackupdError):
                 error.add_note(f"could not clean up, the next run will: {leftovers[0].message}")
             raise

@@ -118,7 +118,7 @@ def show_plan(screen: Screen, plan: Plan) -> None:
 
 def show_restore(screen: Screen, outcome: Mapping[str, Any]) -> None:
     """A finished restore: its JSON document."""
-    server = outcome["server"]
+    server = outcome["started"]
     screen.facts(
         (
             ("restore", outcome["id"]),
@@ -129,6 +129,8 @@ def show_restore(screen: Screen, outcome: Mapping[str, Any]) -> None:
     )
     screen.line()
     show_phases(screen, outcome["phases"])
+    for warning in outcome.get("warnings", ()):
+        screen.line(f"note: {warning}", style="yellow")
 
 
 def show_phases(screen: Screen, phases: Iterable[Mapping[str, Any]]) -> None:

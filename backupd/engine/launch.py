@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -234,10 +235,20 @@ class LaunchedServer:
             raise ToolError(f"{self._name} {what} when it was asked to stop", detail=self.log_tail())
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
-        if self._child is not None:
-            stop([self._child], polite_seconds=0.0)
-            self._child = None
+        """End it at once, whatever it does; when this returns, nobody writes into its folders any more."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        with contextlib.ExitStack() as stack:
+            ends = [end for pid in _family(child.pid) if (end := _open_process(pid)) is not None]
+            for end in ends:
+                stack.callback(os.close, end)
+            stop([child], polite_seconds=0.0)
+            # The sandbox's processes die with it, but not before it.
+            for end in ends:
+                poll = select.poll()
+                poll.register(end, select.POLLIN)
+                poll.poll(STOP_SECONDS * 1000)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -317,14 +328,29 @@ def _greets(path: Path) -> bool:
 
 def _server_pid(child: int, program: str) -> int | None:
     """The process called ``program`` at or below ``child``: the sandbox stands between the two."""
+    for pid in _family(child):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == program[:15]:
+                return pid
+    return None
+
+
+def _family(child: int) -> list[int]:
+    """``child`` and all processes below it."""
+    found: list[int] = []
     waiting = [child]
     while waiting:
         pid = waiting.pop()
-        try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == program[:15]:
-                return pid
+        found.append(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for task in Path(f"/proc/{pid}/task").iterdir():
-                waiting += [int(word) for word in (task / "children").read_text().split()]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return None
+                waiting += [int(word) for word in (task / "children").read_text(encoding="ascii").split()]
+    return found
+
+
+def _open_process(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process has ended; None when it has."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None

@@ -236,6 +236,10 @@ class MariaBackupCapture:
         expected = "full-backuped" if self._request.incremental_lsn is None else "incremental"
         if receipts.backup_type != expected:
             raise StreamError(f"{name} made a backup of type {receipts.backup_type}, not {expected}")
+        since = self._request.incremental_lsn or 0
+        if receipts.from_lsn != since or receipts.to_lsn < since:
+            raise StreamError(f"{name} made a backup from {receipts.from_lsn} to {receipts.to_lsn}, not since {since}",
+                              hint="the server is not the one that the backup before it was taken from: take a full")
         return receipts
 
     def _heard(self, line: str) -> None:

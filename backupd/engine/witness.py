@@ -28,13 +28,14 @@ from typing import Self
 
 from backupd.engine.client import Connection, Session, error_code, is_denied
 from backupd.engine.dialect import Dialect
+from backupd.engine.probe import read_dialect
 from backupd.engine.snapshot import Snapshot
 from backupd.engine.tables import SYSTEM_SCHEMAS, Table, TableName, list_tables
 from backupd.model.clock import Clock
 from backupd.model.errors import ServerError
 from backupd.model.progress import Progress, Report, silent
 from backupd.model.proof import Witness
-from backupd.model.server import Position
+from backupd.model.server import Flavour, Position
 
 SNAPSHOT_ENGINES = frozenset({"InnoDB", "ROCKSDB"})
 HELD_LOCKS_SECONDS = 60.0
@@ -49,6 +50,11 @@ _COUNTS = {
     "triggers": "SELECT COUNT(*) FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA",
     "routines": "SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA",
     "events": "SELECT COUNT(*) FROM information_schema.EVENTS WHERE EVENT_SCHEMA",
+    "users": "SELECT COUNT(*) FROM mysql.user WHERE User",
+}
+_MARIADB_COUNTS = {
+    # A server that runs with skip_grant_tables, as a copy of ours may, does not show its events otherwise.
+    "events": "SELECT COUNT(*) FROM mysql.event WHERE db",
 }
 
 _TIME_OVER = frozenset({1969, 3024, 1317})
@@ -93,13 +99,13 @@ def object_counts(session: Session) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     outside = f"NOT IN ({', '.join(['%s'] * len(SYSTEM_SCHEMAS))})"
-    for kind, question in _COUNTS.items():
-        counts[kind] = int(session.scalar(f"{question} {outside}", *SYSTEM_SCHEMAS))
-    try:
-        counts["users"] = int(session.scalar("SELECT COUNT(*) FROM mysql.user"))
-    except ServerError as error:
-        if not is_denied(error):
-            raise
+    mariadb = read_dialect(session).flavour is Flavour.MARIADB
+    for kind, question in {**_COUNTS, **(_MARIADB_COUNTS if mariadb else {})}.items():
+        try:
+            counts[kind] = int(session.scalar(f"{question} {outside}", *SYSTEM_SCHEMAS))
+        except ServerError as error:
+            if not is_denied(error):
+                raise
     return counts
 
 

@@ -5,7 +5,7 @@ stored bytes, enough to scrub, copy and collect without a private key. The **bod
 digests, positions and what is known of the server. The header records the stored digest of the body, and is written
 last of all.
 
-The header's encoding is canonical JSON (sorted keys, two spaces, ASCII, newline at the end) with its own SHA-256 in
+The header's encoding is canonical JSON (sorted keys, no spaces, ASCII, newline at the end) with its own SHA-256 in
 ``checksum``; a header that does not re-encode to the very same bytes is damaged, so any flipped bit is noticed.
 The body's encoding is JSON lines: one line of facts, then one line per entry, so that it streams.
 """
@@ -132,7 +132,7 @@ def _read_stored(data: dict[str, Any]) -> StoredObject:
 
 
 def _canonical(document: dict[str, Any]) -> bytes:
-    return (json.dumps(document, sort_keys=True, indent=2, ensure_ascii=True) + "\n").encode("ascii")
+    return (json.dumps(document, sort_keys=True, separators=(",", ":")) + "\n").encode("ascii")
 
 
 def encode_header(header: Header) -> bytes:

@@ -41,6 +41,7 @@ class Collected:
     leases: list[str] = field(default_factory=list)
     trees: list[str] = field(default_factory=list)
     side_files: list[str] = field(default_factory=list)
+    """Keys of side files and marks of backups that are no more."""
     leftovers: int = 0
     tombstoned: int = 0
     rescued: int = 0
@@ -131,6 +132,7 @@ class _Collection:
     def run(self) -> Collected:
         self._result.leftovers = self._destination.clear_leftovers()
         trees, sides = unfinished(self._destination)
+        sides += self._destination.list(layout.MARKS)
         pool = {layout.name_in(info.key): info for info in self._destination.list(layout.OBJECTS)}
         tombs = _tombstones(self._destination)
         running = self._look()

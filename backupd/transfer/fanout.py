@@ -118,8 +118,9 @@ class Fanout:
         for tree in self._trees:
             tree.publish(self._tree)
 
-    def discard(self) -> list[BackupdError]:
-        """Take back everything this backup stored. Nobody else can have reused it: it was in no manifest.
+    def discard(self, *, committed: bool) -> list[BackupdError]:
+        """Take back everything this backup stored. Nobody else can have reused it as long as it was in no manifest;
+        once a manifest may have been seen (``committed``), the objects are left to a sweep, which asks first.
 
         Gives the errors met; what could not be removed stays garbage for the next sweep.
         """
@@ -129,7 +130,7 @@ class Fanout:
                 tree = as_tree(destination)
                 if tree is not None:
                     tree.remove_tree(self._tree)
-                for stored in self.new_objects:
+                for stored in () if committed else self.new_objects:
                     destination.delete(layout.object_key(stored.name))
             except BackupdError as error:
                 errors.append(error)

@@ -152,7 +152,7 @@ class FakeService:
                 "backup": record().id,
                 "datadir": str(datadir),
                 "phases": [{"name": "fetched", "seconds": 3.25, "bytes": 1024}],
-                "server": {"socket": "/run/x.sock", "pid": 4242} if start else None,
+                "started": {"socket": "/run/x.sock", "pid": 4242} if start else None,
             }
         )
 

@@ -351,7 +351,9 @@ class TreeContract(DestinationContract):
                                       "servers/shop/20261121T042512Z-7f3a9c01/files", "servers/shop/x"])
     def test_a_name_that_is_no_tree_is_refused(self, tree: TreeDestination, name: str) -> None:
         put(tree, KEY, b"one")
-        for ask in (lambda: tree.link(KEY, name, "a"), lambda: tree.publish(name), lambda: tree.remove_tree(name)):
+        questions: tuple[Callable[[], object], ...] = (
+            lambda: tree.link(KEY, name, "a"), lambda: tree.publish(name), lambda: tree.remove_tree(name))
+        for ask in questions:
             with pytest.raises(DestinationError):
                 ask()
 

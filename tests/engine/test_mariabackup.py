@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.mariabackup import REDO, MariaBackup, reached_lsn
+from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
+from backupd.engine.mariabackup import REDO, MariaBackup, key_files, reached_lsn
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, verify_files
 from backupd.engine.receipts import XTRABACKUP, read_receipts
+from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, StreamError, ToolError
 from backupd.process.run import run
 from tests.engine.backups import (
@@ -24,6 +26,7 @@ from tests.engine.backups import (
     Taken,
     children,
     connection_to,
+    give_to_database,
     prepare,
     take,
     the_tool,
@@ -220,7 +223,7 @@ class TestTablesChangeWhileItRuns:
     def test_an_aria_table_renamed_meanwhile_is_there_or_noticed(self, place: Path) -> None:
         """The tool says "completed OK!" and, depending on the moment, leaves the table's data out."""
         names = ["one", "two"]
-        noticed = 0
+        noticed: StreamError | None = None
         with PrivateServer() as server:
             server.create_backup_users()
             server.execute("CREATE DATABASE shop", "CREATE TABLE shop.one (i INT) ENGINE=Aria",
@@ -235,12 +238,12 @@ class TestTablesChangeWhileItRuns:
                 try:
                     renamed = take(server, place / f"renamed{attempt}", on_event=rename)
                 except StreamError as error:
-                    assert "left out their data" in error.message
-                    assert f"shop/{names[0]}.MAD" in error.detail
-                    noticed += 1
+                    noticed = error
                     break
                 assert renamed.sizes[f"shop/{names[0]}.MAD"] > 0
-        assert noticed
+        assert noticed is not None
+        assert "left out their data" in noticed.message
+        assert f"shop/{names[0]}.MAD" in noticed.detail
 
     def test_tables_created_dropped_and_rebuilt_meanwhile_are_right(self, place: Path) -> None:
         with PrivateServer() as server:
@@ -352,6 +355,33 @@ class TestPrepare:
         the_tool().verify_prepared(small.base, small.receipts, logs)
 
 
+class TestEncryptedTablespaces:
+    def test_prepare_and_a_started_copy_get_the_keys_they_need(self, place: Path) -> None:
+        keys = place / "keys"
+        keys.mkdir()
+        (keys / "keys.txt").write_text("1;770A8A65DA156D24EE2A093277530142\n")
+        for path in (keys, keys / "keys.txt"):
+            path.chmod(0o755)
+        options: dict[str, str | int | None] = {
+            "plugin_load_add": "file_key_management", "file_key_management_filename": str(keys / "keys.txt"),
+            "innodb_encrypt_tables": "FORCE", "innodb_encrypt_log": 1}
+        with PrivateServer(options=options) as server:
+            server.create_backup_users()
+            server.execute("CREATE DATABASE shop", "CREATE TABLE shop.t (v VARCHAR(100))",
+                           "INSERT INTO shop.t SELECT 'find-this-marker' FROM mysql.seq_1_to_2000")
+            encrypted = take(server, place / "encrypted")
+        base = encrypted.base
+        assert key_files(base) == (keys / "keys.txt",)
+        the_tool().verify_prepared(base, encrypted.receipts, prepare(base))
+        assert b"find-this-marker" not in (base / "shop/t.ibd").read_bytes()
+        give_to_database(base)
+        configuration = ServerConfig(
+            find_tool(("mariadbd",)).path, base, place / "run-encrypted", memory=64 << 20, readable=key_files(base),
+            options=options_for_copy(base, {}))
+        with LaunchedServer(configuration) as copy, copy.connection.connect() as session:
+            assert session.scalar("SELECT COUNT(*) FROM shop.t WHERE v = 'find-this-marker'") == 2000
+
+
 class TestIncrements:
     def test_a_chain_is_prepared_in_order_only(self, source: PrivateServer, place: Path) -> None:
         full = take(source, place / "full")
@@ -368,6 +398,10 @@ class TestIncrements:
         logs = [run(step.command).stderr for step in steps]
         the_tool().verify_prepared(full.base, increment.receipts, logs)
         assert read_receipts(full.base).position == increment.receipts.position
+
+    def test_an_increment_since_another_servers_number_is_an_error(self, source: PrivateServer, place: Path) -> None:
+        with pytest.raises(StreamError, match="not since 99999999999"):
+            take(source, place / "future", lsn=99999999999)
 
 
 def _writer(source: PrivateServer) -> Callable[[FileEvent], None]:

@@ -197,7 +197,7 @@ def test_a_full_destination_stops_the_capture_and_everything_can_be_taken_back(k
             packer.data(f"t{number}.ibd", 0, memoryview(dice.randbytes(2 * BUNDLE_LIMIT)))
             packer.end(f"t{number}.ibd")
         packer.finish()
-    assert fanout.discard() == []
+    assert fanout.discard(committed=False) == []
     assert list(destination.list(layout.OBJECTS)) == []
 
 
