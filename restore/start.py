@@ -99,7 +99,14 @@ def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> S
     """
     config = replace(config, skip_grants=False)
     _lay_out(config)
-    argv = ("sh", "-c", _DETACH, str(config.error_log), config.program, f"--defaults-file={config.directory / 'my.cnf'}")
+    argv = (
+        "sh",
+        "-c",
+        _DETACH,
+        str(config.error_log),
+        config.program,
+        f"--defaults-file={config.directory / 'my.cnf'}",
+    )
     user = config.user if os.geteuid() == 0 else None
     pid = int(run(Command(argv, cwd=config.datadir, user=user), timeout=60).stdout)
     deadline = time.monotonic() + seconds

@@ -13,6 +13,7 @@ from tests.support.sample import MARKER
 
 
 def test_no_stored_object_holds_plaintext_and_no_file_of_the_house_a_password(house: House) -> None:
+    house.server.settle()
     assert MARKER.encode() in b"".join(
         path.read_bytes() for path in house.server.datadir.rglob("*.ibd")), "the marker is not in the source"
     house.backup()

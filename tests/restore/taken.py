@@ -45,9 +45,18 @@ class Taken:
         return FilesystemDestination("local", self.folder)
 
     def spec(self, datadir: Path, *, start: bool = False, replica: bool = False) -> RestoreSpec:
-        return RestoreSpec(restore_id=new_id(now()), server="shop", target="latest", chain=(self.header.backup_id,),
-                           moment=self.header.finished_at, datadir=datadir, owner="mysql", start=start,
-                           replica=replica, witness=self.witness)
+        return RestoreSpec(
+            restore_id=new_id(now()),
+            server="shop",
+            target="latest",
+            chain=(self.header.backup_id,),
+            moment=self.header.finished_at,
+            datadir=datadir,
+            owner="mysql",
+            start=start,
+            replica=replica,
+            witness=self.witness,
+        )
 
     def copy(self, folder: Path) -> Taken:
         """The same backup in a repository of its own, to be damaged."""
@@ -62,17 +71,31 @@ def take_backup(server: PrivateServer, keys: Keys, folder: Path) -> Taken:
     info = probe(connection)
 
     def documents(body: Body, header: Header) -> Documents:
-        return Documents(runbook=render_runbook(header, body, destinations=["local"]).encode(),
-                         unpack=render_unpack(header.backup_id, body.entries))
+        return Documents(
+            runbook=render_runbook(header, body, destinations=["local"]).encode(),
+            unpack=render_unpack(header.backup_id, body.entries),
+        )
 
     workdir = make_short_directory("bt-work-")
     try:
         outcome = execute(
             PhysicalSpec(
-                backup_id=new_id(now()), server="shop", connection=connection, info=info, tool=physical_tool(info),
-                destinations=(destination,), recipients=(keys.fingerprint,), gnupg_home=keys.public_home,
-                identity_key=b"k" * 32, workdir=workdir, started_at=now(), documents=documents),
-            clock=now, report=silent)
+                backup_id=new_id(now()),
+                server="shop",
+                connection=connection,
+                info=info,
+                tool=physical_tool(info),
+                destinations=(destination,),
+                recipients=(keys.fingerprint,),
+                gnupg_home=keys.public_home,
+                identity_key=b"k" * 32,
+                workdir=workdir,
+                started_at=now(),
+                documents=documents,
+            ),
+            clock=now,
+            report=silent,
+        )
     finally:
         shutil.rmtree(workdir)
     witness = take(connection, server="shop", max_seconds=60)

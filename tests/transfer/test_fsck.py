@@ -88,7 +88,7 @@ def test_manifest_intact(house: House) -> None:
     key = layout.manifest_key("shop", FIRST)
     with house.place.get(key) as stream:
         good = stream.read()
-    put(house.place, key, good.replace(b'"size": 8', b'"size": 9'))
+    put(house.place, key, good.replace(b'"size":8', b'"size":9'))
     [found] = [item for item in house.examine() if item.invariant is Invariant.MANIFEST_INTACT]
     assert (found.subject, found.repairable) == (FIRST, False)
     assert key in found.message

@@ -1,0 +1,48 @@
+"""Names that trip programs, and many of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.house import SERVER, House
+from tests.support.keys import Keys
+from tests.support.mariadb import PrivateServer
+from tests.support.sample import checksum_everything, create_hostile_names, create_many_tables
+
+
+def test_hostile_names_survive_backup_restore_and_proof(short_tmp: Path, keys: Keys) -> None:
+    with PrivateServer() as server:
+        server.create_backup_users()
+        names = create_hostile_names(server)
+        with server.connect() as connection:
+            expected = checksum_everything(connection)
+        assert len(expected) >= len(names)
+        house = House(short_tmp, server, keys)
+        record = house.backup()
+        assert house.ok("test-restore", SERVER)["outcome"] == "proved"
+        house.restore(short_tmp / "restored")
+        assert all(len(path.name.encode()) <= 255 for path in house.tree(record["id"]))
+        assert house.fsck() == []
+    assert sorted(path.name for path in short_tmp.iterdir() if path.name in ("etc", "up")) == []
+    with PrivateServer(datadir=short_tmp / "restored") as restored, restored.connect() as connection:
+        assert checksum_everything(connection) == expected
+
+
+@pytest.mark.timeout(600)
+def test_five_thousand_tables_in_one_schema(short_tmp: Path, keys: Keys) -> None:
+    with PrivateServer(options={"innodb_flush_log_at_trx_commit": 0, "sync_binlog": 0,
+                                "table_definition_cache": 8000}) as server:
+        server.create_backup_users()
+        create_many_tables(server, 5000, rows=3)
+        with server.connect() as connection:
+            expected = checksum_everything(connection)
+        assert len(expected) >= 5000
+        house = House(short_tmp, server, keys, policy_extra="witness: {enabled: false}\n")
+        house.backup()
+        second = house.backup()
+        assert second["files_linked"] > 0.9 * second["files"]
+        house.restore(short_tmp / "restored")
+    with PrivateServer(datadir=short_tmp / "restored") as restored, restored.connect() as connection:
+        assert checksum_everything(connection) == expected
