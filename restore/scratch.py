@@ -130,13 +130,22 @@ def scratch_instance(
 def _folder(spec: ScratchSpec) -> Iterator[Path]:
     """A locked folder of its own. The server's user may pass through it, and list nothing."""
     folder = spec.path / f"{_PREFIX}{spec.scratch_id}"
-    folder.mkdir(mode=0o711)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = _locked(folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _locked(folder: Path) -> int:
+    """Make and lock it. Between the two somebody may take it for a dead one's, and remove it: then once more."""
+    while True:
+        folder.mkdir(mode=0o711)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if folder.exists():
+            return descriptor
         os.close(descriptor)
 
 

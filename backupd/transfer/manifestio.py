@@ -43,6 +43,7 @@ def load_header(destination: Destination, server: str, backup_id: str) -> Header
         raw = get_bytes(destination, key)
     except ObjectMissingError as error:
         raise NotFoundError(f"destination {destination.name} holds no backup {backup_id} of {server}",
+                            detail=f"{destination.name}:{key} is missing",
                             hint="`backupd backups` lists what there is and where") from error
     header = decode_header(raw, where=f"{destination.name}:{key}")
     if (header.server, header.backup_id) != (server, backup_id):

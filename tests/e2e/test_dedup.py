@@ -59,11 +59,15 @@ def test_three_changed_tables_of_a_hundred_share_the_other_97_and_deleting_the_o
 
 
 def test_a_deleted_backup_comes_back_with_undelete_until_it_is_swept(house: House) -> None:
-    record = house.backup()
-    house.ok("backups", "delete", record["id"])
-    assert house.fails("plan", SERVER, "--to", "latest").code == 1
-    house.ok("backups", "undelete", record["id"])
-    assert house.ok("plan", SERVER, "--to", "latest")["backup"] == record["id"]
+    older, newer = house.backup(), house.backup()
+    house.ok("backups", "delete", newer["id"])
+    assert house.ok("plan", SERVER, "--to", "latest")["backup"] == older["id"]
+    assert "undelete" in house.fails("plan", SERVER, "--to", f"backup:{newer['id']}").err
+    house.ok("backups", "undelete", newer["id"])
+    assert house.ok("plan", SERVER, "--to", "latest")["backup"] == newer["id"]
+    house.ok("backups", "delete", newer["id"], "--now")
+    assert house.fails("backups", "undelete", newer["id"]).code == 1
+    assert house.fsck() == []
 
 
 def test_a_kept_backup_cannot_be_deleted(house: House) -> None:
@@ -75,8 +79,8 @@ def test_a_kept_backup_cannot_be_deleted(house: House) -> None:
     assert house.manifest(record["id"]).exists()
 
 
-def test_the_last_backup_of_a_server_is_not_deleted_at_once_without_being_asked_twice(house: House) -> None:
+def test_the_last_restorable_backup_of_a_server_is_never_deleted(house: House) -> None:
     record = house.backup()
-    done = house.fails("backups", "delete", record["id"], "--now")
-    assert "only" in done.err or "last" in done.err
+    for options in ((), ("--now",)):
+        assert "only restorable" in house.fails("backups", "delete", record["id"], *options).err
     assert house.manifest(record["id"]).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.house import SERVER, House
+from tests.support.keys import make_home, make_key, stop_agent
 from tests.support.mariadb import PrivateServer
 from tests.support.sample import checksum_everything
 
@@ -81,10 +83,11 @@ def test_the_tool_killed_on_its_way_leaves_nothing(house: House, share: float) -
     assert_nothing_happened(house, first)
 
 
-def test_gpg_killed_while_sealing_leaves_nothing(house: House) -> None:
+def test_gpg_killed_while_sealing_leaves_nothing(own_house: House) -> None:
+    house = own_house
     first = house.backup()
     house.server.execute("CREATE DATABASE IF NOT EXISTS fresh", "CREATE OR REPLACE TABLE fresh.noise "
-                         "SELECT seq, SHA2(RAND(), 512) AS a, SHA2(RAND(), 512) AS b FROM seq_1_to_20000")
+                         "SELECT seq, SHA2(RAND(), 512) AS a, SHA2(RAND(), 512) AS b FROM fresh.seq_1_to_20000")
     wrap(house, "gpg", only="--encrypt", limit=50_000)
     done = house.fails("backup", SERVER, "--kind", "full")
     assert "gpg" in done.err
@@ -95,7 +98,7 @@ def test_gpg_killed_while_sealing_leaves_nothing(house: House) -> None:
 def test_a_full_disk_is_said_with_its_place_and_leaves_nothing(house: House) -> None:
     small = house.base / "small"
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(small)], check=True)
     try:
         house.write(repository=small / "repository")
         done = house.fails("backup", SERVER, "--kind", "full")
@@ -122,8 +125,6 @@ def test_a_missing_key_is_said_before_anything_is_read(house: House) -> None:
 def test_a_restore_with_the_wrong_key_fails_cleanly_and_names_the_key(house: House, short_tmp: Path) -> None:
     house.backup()
     stranger = short_tmp / "stranger"
-    from tests.support.keys import make_home, make_key, stop_agent
-
     make_home(stranger)
     make_key(stranger, "stranger@example.com")
     try:
@@ -135,7 +136,8 @@ def test_a_restore_with_the_wrong_key_fails_cleanly_and_names_the_key(house: Hou
         stop_agent(stranger)
 
 
-def test_backupd_killed_at_random_moments_of_a_backup_leaves_nothing_after_the_next_run(house: House) -> None:
+def test_backupd_killed_at_random_moments_of_a_backup_leaves_nothing_after_the_next_run(own_house: House) -> None:
+    house = own_house
     seed = random.randrange(10**6)
     print("seed", seed)
     dice = random.Random(seed)
@@ -143,19 +145,15 @@ def test_backupd_killed_at_random_moments_of_a_backup_leaves_nothing_after_the_n
     house.server.execute("CREATE DATABASE IF NOT EXISTS fresh")
     for moment in range(3):
         house.server.execute("CREATE OR REPLACE TABLE fresh.noise SELECT seq, SHA2(RAND(), 512) AS b, "
-                             f"SHA2(CONCAT(seq, '{seed}-{moment}'), 512) AS a FROM seq_1_to_60000")
+                             f"SHA2(CONCAT(seq, '{seed}-{moment}'), 512) AS a FROM fresh.seq_1_to_60000")
         before = len(house.objects())
         more = dice.randrange(1, 4)
         house.kill_when(lambda before=before, more=more: len(house.objects()) >= before + more,  # type: ignore[misc]
                         "backup", SERVER, "--kind", "full")
         assert [record["id"] for record in house.backups()] == [first["id"]]
     assert_nothing_happened(house, first)
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            arguments = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        assert str(house.base).encode() not in arguments, arguments
+    assert not [line for line in _command_lines() if str(house.base / "spool").encode() in line
+                or str(house.base / "run").encode() in line]
 
 
 @pytest.mark.parametrize("phase", ["fetch", "prepare", "place"])
@@ -168,9 +166,8 @@ def test_a_restore_killed_in_any_phase_is_finished_by_the_same_command(house: Ho
         if phase == "fetch":
             return len(list(staging.rglob("*.ibd"))) > 3
         if phase == "prepare":
-            return any((process / "comm").read_text().startswith("mariadb-backup") and
-                       str(staging).encode() in (process / "cmdline").read_bytes()
-                       for process in _processes())
+            return any(str(staging).encode() in arguments and b"--prepare" in arguments
+                       for arguments in _command_lines())
         return target.exists()
 
     try:
@@ -190,15 +187,12 @@ def test_a_restore_killed_in_any_phase_is_finished_by_the_same_command(house: Ho
         assert sums == checksum_everything(connection)
 
 
-def _processes() -> list[Path]:
+def _command_lines() -> list[bytes]:
+    """Of every process that is there right now."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            (process / "comm").read_text()
-            (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        found.append(process)
+        with contextlib.suppress(OSError):
+            found.append((process / "cmdline").read_bytes())
     return found
 
 
