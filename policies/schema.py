@@ -20,7 +20,7 @@ class Physical(Section):
     full: Cron = Field(description="When full backups are taken.", examples=["0 2 * * sun"])
     incremental: Cron | None = Field(
         None, description="When backups of what changed since the one before are taken.", examples=["0 2 * * mon-sat"])
-    parallel: int = Field(1, ge=1, le=64, description="Files that the tool copies at once.", examples=[4])
+    parallel: int = Field(2, ge=1, le=64, description="Files that the tool copies at once.", examples=[4])
 
 
 class Tables(Section):

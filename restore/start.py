@@ -111,7 +111,7 @@ def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> S
     pid = int(run(Command(argv, cwd=config.datadir, user=user), timeout=60).stdout)
     deadline = time.monotonic() + seconds
     while (started := running(config.directory)) is None:
-        if not Path(f"/proc/{pid}").exists() or time.monotonic() > deadline:
+        if not _lives(pid) or time.monotonic() > deadline:
             raise ToolError(
                 f"the server on {config.datadir} did not come up",
                 detail=log_tail(config.error_log),
@@ -133,6 +133,14 @@ def running(folder: Path) -> Started | None:
         except OSError:
             return None
     return Started(path, pid) if answered and pid else None
+
+
+def _lives(pid: int) -> bool:
+    """A zombie does not: it is gone, only nobody has asked for its exit code yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _pid(folder: Path) -> int | None:

@@ -140,8 +140,9 @@ class Wiring:
 
 
 def worker_count(limit: int = 4) -> int:
-    """Threads that seal or unseal: one a core, but bounded, since each holds whole parts in memory."""
-    return max(1, min(limit, len(os.sched_getaffinity(0))))
+    """Threads that seal or verify: one more than cores, since each waits for gpg and for the disk now and then, but
+    bounded, since each holds a sealed part in memory."""
+    return min(limit, len(os.sched_getaffinity(0)) + 1)
 
 
 def names(destinations: Sequence[Destination]) -> str:

@@ -57,8 +57,11 @@ class Fanout:
         self._new: dict[str, StoredObject] = {}
         self._reused: dict[str, StoredObject] = {}
 
-    def place(self, plain: bytes | memoryview, digest: bytes, path: Callable[[str], str]) -> Placed:
+    def place(self, plain: bytes | memoryview, digest: bytes, path: Callable[[str], str], *,
+              read: Callable[[], None]) -> Placed:
         """Store ``plain`` (SHA-256 ``digest``) everywhere and show it in the trees as ``path(object name)``.
+
+        ``read`` is called once, when ``plain`` is needed no longer, unless this raises before.
 
         Raises ToolError when sealing fails, DestinationError when a destination does.
         """
@@ -66,12 +69,13 @@ class Fanout:
         with self._lock:
             hit = self._known.get(identity)
         if hit is not None and self._reuse(hit, path(hit.name)):
+            read()
             with self._lock:
                 fresh = hit.name in self._new
                 if not fresh:
                     self._reused[hit.name] = hit
             return Placed(hit, new=fresh)
-        sealed = self._sealer.seal(plain)
+        sealed = self._sealer.seal(plain, compressed=read)
         stored = objects.named(identity, sealed)
         with self._lock:  # noted before the first byte is stored, so that a failure in between is cleaned too
             self._new[stored.name] = stored

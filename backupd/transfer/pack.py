@@ -20,7 +20,7 @@ from backupd.transfer.fanout import Fanout, Placed
 from storage import layout
 
 IN_FLIGHT = 2 * PART_SIZE
-"""Bytes of plaintext that may wait for or be in the hands of the workers, beside one part each file being read."""
+"""Bytes of plaintext that may wait for the workers or be read by them, beside one part of each file being read."""
 BUNDLE_SIZE = 1024 * 1024
 """A bundle is closed when it holds this many bytes."""
 PENDING_SIZE = 8 * 1024 * 1024
@@ -241,15 +241,16 @@ class Packer:
                 file.filled = 0
             taken = payload[: PART_SIZE - file.filled]
             file.buffer[file.filled : file.filled + len(taken)] = taken
+            if file.whole is not None:
+                # Little by little: while a whole part is hashed at once, the tool stands before a full pipe.
+                file.whole.update(taken)
             file.filled += len(taken)
             payload = payload[len(taken) :]
 
     def _cut(self, file: _Open) -> None:
         """Hand over the current part of a file of several parts."""
-        if file.whole is None:
-            file.whole = hashlib.sha256()
-        if file.buffer is not None:
-            file.whole.update(memoryview(file.buffer)[: file.filled])
+        if file.whole is None and file.buffer is not None:
+            file.whole = hashlib.sha256(memoryview(file.buffer)[: file.filled])
         file.parts.append(self._submit(file, _shown_as(layout.tree_path(file.path, len(file.parts)))))
 
     def _submit(self, file: _Open, path: Callable[[str], str]) -> Future[_Stored]:
@@ -268,21 +269,25 @@ class Packer:
         return self._pool.submit(self._store, plain, size, path, give_back)
 
     def _store(self, plain: bytearray | bytes, size: int, path: Callable[[str], str], give_back: bool) -> _Stored:
+        view = memoryview(plain)[:size]
+
+        def read() -> None:
+            view.release()
+            if give_back and isinstance(plain, bytearray):
+                self._buffers.give(plain)
+            with self._room:
+                self._budget += size
+                self._room.notify_all()
+
         try:
-            with memoryview(plain)[:size] as view:
-                digest = hashlib.sha256(view)
-                placed: Placed = self._fanout.place(view, digest.digest(), path)
+            digest = hashlib.sha256(view)
+            placed: Placed = self._fanout.place(view, digest.digest(), path, read=read)
         except BaseException as error:
             with self._room:
                 self._failure = self._failure or error
                 self._room.notify_all()
             raise
-        if give_back and isinstance(plain, bytearray):
-            self._buffers.give(plain)
         self._stored(size)
-        with self._room:
-            self._budget += size
-            self._room.notify_all()
         return _Stored(Part(placed.object.name, size, digest.hexdigest()), placed.new)
 
     def _raise_failure(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +22,10 @@ _READ = 256 * 1024
 _REASONS = {"1": "is not in this GnuPG home", "2": "is ambiguous", "3": "cannot encrypt", "4": "is revoked",
             "5": "has expired", "10": "is not trusted", "13": "is disabled"}
 _UNUSABLE = "cannot be used: it is revoked or disabled, or has no encryption key"
+
+
+def _nothing() -> None:
+    """Nobody waits for the plaintext's memory."""
 
 
 class Sealer:
@@ -46,24 +50,26 @@ class Sealer:
         self._level = level
         self._local = threading.local()
 
-    def seal(self, plain: bytes | bytearray | memoryview) -> bytes:
+    def seal(self, plain: bytes | bytearray | memoryview, *, compressed: Callable[[], None] = _nothing) -> bytes:
         """The sealed form of ``plain``.
 
         It is compressed in one call, which is a quarter faster than piece by piece (390 against 310 MB/s on one
-        core), so for a moment its compressed form is in memory beside it.
+        core), so for a moment its compressed form is in memory beside it. ``compressed`` is called when ``plain`` is
+        needed no longer.
 
         Raises KeyUnusableError if gpg refuses a recipient, ToolError if gpg fails in any other way.
         """
-        with memoryview(plain) as raw, raw.cast("B") as view, Status() as status:
+        with memoryview(plain) as raw, raw.cast("B") as view:
+            packed = [self._compressor().compress(view)]
+        compressed()
+        with Status() as status:
             command = gpg(self._home, status, "--no-autostart", "--cipher-algo", "AES256",
                           "--compress-algo", "none", "--no-armor",
                           *(word for name in self.recipients for word in ("--recipient", name)),
                           "--encrypt", "--output", "-")
 
-            compressed = self._compressor().compress(view)
-
             def write(sink: BinaryIO) -> None:
-                sink.write(compressed)
+                sink.write(packed.pop())
 
             sealed = BytesIO()
             try:

@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from backupd.model.ids import new_id
 from backupd.model.progress import Progress
 from backupd.model.proof import Phase
 from backupd.transfer.unseal import Unsealer
@@ -39,7 +40,7 @@ def main(moment: str, count: int, repository: Path, backup_id: str, home: Path, 
 
     Path.rename = counted  # type: ignore[method-assign, assignment]  # to die between two moves
     spec = RestoreSpec(
-        restore_id="20261121T040000Z-0000dead",
+        restore_id=new_id(datetime.now(UTC)),
         server="shop",
         target="latest",
         chain=(backup_id,),
