@@ -169,7 +169,8 @@ def main() -> None:
         options.write.write_text(
             "# Benchmarks\n\nMade by `make bench` (`bench/physical.py`): the same work by backupd and by the bare "
             "tools, alternating in one run.\nThe yardstick of a backup is "
-            "`mariadb-backup --stream | zstd -3 -T2 | gpg > file`, that of a restore is\n`gpg -d | zstd -d | mbstream -x`, prepare, start.\n\n"
+            "`mariadb-backup --stream | zstd -3 -T2 | gpg > file`, "
+            "that of a restore is\n`gpg -d | zstd -d | mbstream -x`, prepare, start.\n\n"
             f"{datetime.now(UTC):%Y-%m-%d}, {format_size(options.size)} of sample data, medians of {options.rounds} "
             f"rounds, page cache warm.\nMachine: {machine()}.\n\n{text}\n\nSingle runs, seconds:\n\n"
             + "\n".join(f"- {r['work']}: backupd {r['runs']['ours']}, yardstick {r['runs']['yardstick']}"

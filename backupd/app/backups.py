@@ -11,7 +11,7 @@ from backupd.app.settings import ServerSettings
 from backupd.app.wiring import GRACE, Wiring, owner, owner_is_alive, worker_count
 from backupd.backup.physical import Documents, PhysicalOutcome, PhysicalSpec, execute
 from backupd.engine.probe import examine
-from backupd.engine.toolset import physical_tool
+from backupd.engine.toolset import physical_tool, refuse_clashes
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import BackupdError, RefusedError
@@ -80,6 +80,7 @@ def resolve(wiring: Wiring, server: ServerSettings, job: JobRecord, destinations
     connection = server.connection()
     with connection.connect() as session:
         probed = examine(session)
+        refuse_clashes(session, probed.info)
     policy = server.policy
     warnings = (*probed.warnings, *(f"{key.name}: {key.warning}" for key in keys if key.warning))
     tool = physical_tool(probed.info)

@@ -22,8 +22,8 @@ from backupd.backup.location import examine_location
 from backupd.engine.client import Connection, Session
 from backupd.engine.grants import Grants, needs, read_grants
 from backupd.engine.probe import Probed, examine, read_dialect
-from backupd.engine.toolset import physical_backup_tool
-from backupd.model.errors import BackupdError, KeyUnusableError, ServerError, ToolError
+from backupd.engine.toolset import physical_backup_tool, refuse_clashes
+from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
 from backupd.model.ids import new_id
 from backupd.model.server import ServerInfo
 from backupd.model.units import format_size
@@ -88,6 +88,7 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             probed = examine(session, tolerant=True)
             found.append(_described(spec, probed))
             found += examine_location(session, probed.info)
+            found += _clashes(session, probed.info)
     except ServerError as problem:
         found.append(from_error("server", problem))
         return None
@@ -95,6 +96,15 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
     if grants is None and probed.denied:
         found += [warning("privileges", sentence) for sentence in probed.denied]
     return probed.info
+
+
+def _clashes(session: Session, info: ServerInfo) -> Iterator[Finding]:
+    try:
+        refuse_clashes(session, info)
+    except RefusedError as problem:
+        yield from_error("schemas", problem)
+    except ToolError:
+        return  # no tool for such a server: the look at the tool says so
 
 
 def _described(spec: PreflightSpec, probed: Probed) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
@@ -68,6 +69,12 @@ class Table:
     @property
     def is_system(self) -> bool:
         return self.name.schema.lower() in SYSTEM_SCHEMAS
+
+
+def schemas_named(session: Session, names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that are schemas of the server. Raises ServerError."""
+    present = {str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA")}
+    return sorted(present & set(names))
 
 
 def list_tables(session: Session) -> list[Table]:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from backupd.engine.client import Session
 from backupd.engine.mariabackup import MariaBackup
 from backupd.engine.physical import PhysicalTool
 from backupd.engine.receipts import MARIADB_BACKUP, XTRABACKUP, ReceiptNames
-from backupd.model.errors import ToolError, ToolMissingError
+from backupd.engine.tables import schemas_named
+from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.server import Flavour, ServerInfo, Tool, Version
 from backupd.process.command import Command, locate
 from backupd.process.run import run
@@ -87,6 +89,16 @@ def row_for(flavour: Flavour, version: Version) -> Row:
         detail=f"it would need {needed}; supported: {known}",
         hint="a logical backup does not depend on the server's files",
     )
+
+
+def refuse_clashes(session: Session, info: ServerInfo) -> None:
+    """Raises RefusedError when a schema has the name of a file that the tool itself writes into its stream: file and
+    folder cannot both be unpacked, by anybody."""
+    clashes = schemas_named(session, row_for(info.flavour, info.version).receipts.all)
+    if clashes:
+        raise RefusedError(
+            f"schema {', '.join(clashes)} has the name of one of the backup tool's own files",
+            hint="move its tables into a schema of another name; no physical backup can hold this one")
 
 
 def physical_backup_tool(flavour: Flavour, version: Version, *, paths: Mapping[str, str] = NO_PATHS) -> Tool:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import threading
 import re
+import threading
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path

@@ -30,6 +30,15 @@ def test_hostile_names_survive_backup_restore_and_proof(short_tmp: Path, keys: K
         assert checksum_everything(connection) == expected
 
 
+def test_a_schema_named_like_a_file_of_the_tool_is_refused_by_check_and_backup(own_house: House) -> None:
+    own_house.server.execute("CREATE DATABASE xtrabackup_info")
+    for command in ("check", "backup"):
+        done = own_house.fails(command, SERVER)
+        assert "xtrabackup_info" in done.all
+        assert "another name" in done.all
+    assert own_house.backups() == []
+
+
 @pytest.mark.timeout(600)
 def test_five_thousand_tables_in_one_schema(short_tmp: Path, keys: Keys) -> None:
     with PrivateServer(options={"innodb_flush_log_at_trx_commit": 0, "sync_binlog": 0,

@@ -218,7 +218,7 @@ def create_hostile_names(server: PrivateServer) -> list[tuple[str, str]]:
         ("new", "t.new"),
         ("case", "a\\b%c*?[x]"),
         ("case", "sales#P#p0"),
-        ("xtrabackup_info", "ib_logfile0"),
+        ("ibdata", "ib_logfile0"),
         ("lost+found", "t"),
     ]
     for schema in dict.fromkeys(schema for schema, _ in names):
