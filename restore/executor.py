@@ -35,6 +35,8 @@ from restore.start import Started, looked_at, run_folder, running, server_config
 from restore.state import State, read_marker, write_marker
 from storage.destination import Destination
 
+SELINUX = Path("/sys/fs/selinux/enforce")
+"""Where it is there, files get their label from the folder they were made in, and a service may not read them."""
 SERVER_MEMORY = 512 * 1024 * 1024
 """Most bytes of buffer pool for a server that is started to be looked at."""
 
@@ -167,6 +169,8 @@ class _Restore:
                 self._state = place(site, self._state, self._account, programs.tool.leftovers)
             write_marker(site.datadir, self._state)
         clear(site)
+        if SELINUX.exists():
+            self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
         outcome = self._outcome(chain[-1])
         if self._spec.start and programs.server is not None:
             outcome = replace(outcome, started=started) if started else self._start(outcome, chain[-1], programs.server)
@@ -198,8 +202,10 @@ class _Restore:
         """From here on something of ours lies on the disk."""
         site = self._site
         if not site.folder.is_dir():
-            site.folder.mkdir(mode=0o700, parents=True)
+            site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             held.enter_context(exclusive(site.folder))
+            if read_state(site) is not None:
+                raise RefusedError(f"another restore has just begun in {site.folder}", hint="look at it first")
             write_state(site, self._state)
         close_datadir(site)
         if self._state.stage == "fetching":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.house import SERVER, House
+from tests.support.dice import rounds, thrown
 from tests.support.keys import make_home, make_key, stop_agent
 from tests.support.mariadb import PrivateServer
 from tests.support.sample import checksum_everything
@@ -136,16 +136,15 @@ def test_a_restore_with_the_wrong_key_fails_cleanly_and_names_the_key(house: Hou
         stop_agent(stranger)
 
 
+@pytest.mark.campaign
 def test_backupd_killed_at_random_moments_of_a_backup_leaves_nothing_after_the_next_run(own_house: House) -> None:
     house = own_house
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    dice = random.Random(seed)
+    dice = thrown("kills")
     first = house.backup()
     house.server.execute("CREATE DATABASE IF NOT EXISTS fresh")
-    for moment in range(3):
+    for moment in range(rounds(3)):
         house.server.execute("CREATE OR REPLACE TABLE fresh.noise SELECT seq, SHA2(RAND(), 512) AS b, "
-                             f"SHA2(CONCAT(seq, '{seed}-{moment}'), 512) AS a FROM fresh.seq_1_to_60000")
+                             f"SHA2(CONCAT(seq, '{dice.random()}-{moment}'), 512) AS a FROM fresh.seq_1_to_60000")
         before = len(house.objects())
         more = dice.randrange(1, 4)
         house.kill_when(lambda before=before, more=more: len(house.objects()) >= before + more,  # type: ignore[misc]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 import stat
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from backupd.process.command import Command
 from backupd.process.optionfile import option_file, render_options
 from backupd.process.run import run
 from tests.process.processes import with_mark
+from tests.support.dice import thrown
 from tests.support.mariadb import PrivateServer
 
 NASTY = [
@@ -29,10 +29,9 @@ def test_my_print_defaults_reads_every_value_back_unchanged(value: str, tmp_path
         assert shown == f"--password={value}\n--user=b\n"
 
 
+@pytest.mark.campaign
 def test_random_values_come_back_unchanged(tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = thrown("option files")
     letters = "ab\\\\\\\"\"''##;; \t\n=[]!%nrtsb\u00e4\u5bc6"
     values = {f"o{n}": "".join(chance.choices(letters, k=chance.randrange(30))) for n in range(300)}
     with option_file({"client": dict(values)}, directory=tmp_path) as path:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from backupd.model.errors import DamagedError, UsageError
 from backupd.model.manifest import Entry, Part
 from storage import layout
+from tests.support.dice import thrown
 
 NAME = "ab" * 32 + "-" + "01" * 8
 ID = "20261121T042512Z-7f3a9c01"
@@ -129,9 +129,7 @@ def test_the_links_of_a_body_are_parts_and_bundles() -> None:
 
 
 def test_a_hundred_thousand_paths_stay_apart() -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)
-    dice = random.Random(seed)
+    dice = thrown("tree paths")
     names = {"".join(dice.choices("ab~.", k=dice.randint(1, 9))) + dice.choice(["", ".parts", ".zst.gpg"])
              for _ in range(100_000)} - {".", ".."}
     assert len({layout.tree_path(name) for name in names}) == len(names)

@@ -1,0 +1,18 @@
+"""Randomness that can be repeated, and how much of it: `make soak` asks for more rounds than the tests do."""
+
+from __future__ import annotations
+
+import os
+import random
+
+
+def thrown(name: str) -> random.Random:
+    """A generator for the test ``name``, from $BACKUPD_SEED or fresh; its seed is printed with the test's output."""
+    seed = os.environ.get("BACKUPD_SEED") or str(random.SystemRandom().randrange(2**32))
+    print(f"{name}: BACKUPD_SEED={seed}")
+    return random.Random(f"{seed}/{name}")
+
+
+def rounds(few: int) -> int:
+    """How often a campaign repeats: ``few`` in the tests, $BACKUPD_ROUNDS in a soak."""
+    return int(os.environ.get("BACKUPD_ROUNDS", few))
