@@ -23,7 +23,6 @@ class Run:
 class Series:
     """Repeated runs of one thing; reports medians."""
 
-    title: str
     runs: list[Run] = field(default_factory=list)
 
     @property

@@ -6,7 +6,9 @@ Knows no catalog: everything is in the spec, and everything found is in the outc
 from __future__ import annotations
 
 import contextlib
+import shutil
 import stat
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -31,12 +33,14 @@ from restore.place import clear, close_datadir, place
 from restore.refusals import Programs, find_programs, refuse_no_room, remarks
 from restore.sources import Loaded, load_chain, pinned
 from restore.staging import choose_site, exclusive, read_state, write_state
-from restore.start import Started, looked_at, run_folder, running, server_config, start_for_good
+from restore.start import Started, look_folder, looked_at, run_folder, running, server_config, start_for_good
 from restore.state import State, read_marker, write_marker
 from storage.destination import Destination
 
 SELINUX = Path("/sys/fs/selinux/enforce")
 """Where it is there, files get their label from the folder they were made in, and a service may not read them."""
+_DYING = 20.0
+"""Seconds that the server of a killed attempt may take to vanish after it."""
 SERVER_MEMORY = 512 * 1024 * 1024
 """Most bytes of buffer pool for a server that is started to be looked at."""
 
@@ -153,7 +157,7 @@ class _Restore:
         placed = self._resume()
         started = running(run_folder(self._state.restore_id)) if placed else None
         if started is None:
-            refuse_occupied(site.datadir)
+            _await_free(site.datadir, seconds=_DYING if placed else 0.0)
         if not placed:
             refuse_non_empty(site.datadir, ours=(*site.ours, *self._state.moves))
         chain, warnings = load_chain(self._spec.server, self._spec.chain, self._destinations, self._unsealer)
@@ -172,6 +176,8 @@ class _Restore:
         if SELINUX.exists():
             self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
         outcome = self._outcome(chain[-1])
+        if started is not None:
+            self._warnings.append("the server was up already; what the interrupted attempt found in its checks is lost")
         if self._spec.start and programs.server is not None:
             outcome = replace(outcome, started=started) if started else self._start(outcome, chain[-1], programs.server)
         self._state = replace(self._state, stage="finished")
@@ -241,11 +247,10 @@ class _Restore:
         spec, site = self._spec, self._site
         facts = last.body.facts
         assert_local(site.datadir, site.final_store)
-        folder = run_folder(self._state.restore_id)
         config = server_config(
             program.path,
             site.datadir,
-            folder,
+            look_folder(self._state.restore_id),
             self._state.options,
             account=self._account,
             store=site.final_store,
@@ -266,7 +271,8 @@ class _Restore:
                     report=self._report,
                 )
         with self._watch.phase("started", size):
-            started = start_for_good(config)
+            shutil.rmtree(config.directory, ignore_errors=True)
+            started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
         return replace(outcome, checks=tuple(checks), tables_compared=compared, started=started)
 
     def _outcome(self, last: Loaded) -> RestoreOutcome:
@@ -287,3 +293,17 @@ class _Restore:
         if self._state.stage in ("fetching", "prepared"):
             write_state(self._site, self._state)
         self._told(next(p for p in self._state.phases if p.name == phase.name))
+
+
+def _await_free(datadir: Path, *, seconds: float) -> None:
+    """Raises RefusedError when somebody lives in ``datadir`` and does not go away within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            refuse_occupied(datadir)
+        except RefusedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            return

@@ -121,9 +121,17 @@ def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> S
     return started
 
 
+def look_folder(restore_id: str) -> Path:
+    """The same for the sandboxed server before it: never to be taken for the one that stays."""
+    folder = run_folder(restore_id)
+    return folder.with_name(f"{folder.name}-look")
+
+
 def running(folder: Path) -> Started | None:
-    """The server that was started with its socket in ``folder``, when it answers."""
+    """The server that was started with its option file and socket in ``folder``, when it answers."""
     path, pid = folder / "s.sock", _pid(folder)
+    if not pid or not _is_ours(pid, folder):
+        return None
     with socket.socket(socket.AF_UNIX) as knock:
         knock.settimeout(2.0)
         try:
@@ -132,7 +140,15 @@ def running(folder: Path) -> Started | None:
             answered = len(knock.recv(5)) == 5
         except OSError:
             return None
-    return Started(path, pid) if answered and pid else None
+    return Started(path, pid) if answered else None
+
+
+def _is_ours(pid: int, folder: Path) -> bool:
+    """A number in a file may be anybody's by now."""
+    try:
+        return os.fsencode(folder / "my.cnf") in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _lives(pid: int) -> bool:

@@ -21,6 +21,7 @@ from restore.plan import Plan, Rate
 from restore.planner import Preferences, make_plan
 from restore.proof import make_proof
 from restore.scratch import ScratchSpec, scratch_instance
+from restore.staging import unfinished
 from restore.target import parse_target
 from storage.destination import Destination
 
@@ -49,13 +50,14 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
     if mode not in MODES:
         raise RefusedError(f"mode {mode} is not known to this version", hint=f"use one of {', '.join(MODES)}")
     server = wiring.settings.server(server_name)
-    chosen = plan(wiring, server_name, target, datadir, start=start)
+    chosen = plan(wiring, server_name, _going_on(server_name, target, datadir), datadir, start=start)
     settings = wiring.settings.needs_restore()
     record = wiring.catalog.backups.get(chosen.backup_id)
     row = _begin(wiring, chosen, datadir)
     spec = RestoreSpec(
-        restore_id=row.id, server=server_name, target=chosen.target, chain=chosen.chain, moment=record.finished_at,
-        datadir=datadir, owner=server.owner, start=start, replica=mode == "replica", workers=worker_count(),
+        restore_id=row.id, server=server_name, target=target, chain=chosen.chain, moment=record.finished_at,
+        datadir=datadir, owner=server.owner, start=start, replica=mode == "replica", checks=_statements(server),
+        witness=wiring.catalog.witnesses.of_backup(record.id), workers=worker_count(),
         memory_cap=settings.scratch.memory)
     try:
         outcome = executor.execute(
@@ -105,6 +107,15 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         finished_at=wiring.clock(), phases=phases, checks=checks, tables_compared=compared, error=trouble)
     wiring.catalog.proofs.add(proof)
     return proof
+
+
+def _going_on(server: str, target: str, datadir: Path) -> str:
+    """The target, or, where an interrupted restore to the very same target waits in ``datadir``, its backup: a newer
+    backup that came meanwhile must not keep it from being finished."""
+    earlier = unfinished(datadir)
+    if earlier is None or (earlier.server, earlier.target) != (server, target):
+        return target
+    return f"backup:{earlier.chain[-1]}"
 
 
 def _statements(server: ServerSettings) -> tuple[str, ...]:

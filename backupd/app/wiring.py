@@ -139,7 +139,7 @@ class Wiring:
             shutil.rmtree(path)
 
 
-def worker_count(limit: int = 4) -> int:
+def worker_count(limit: int = 3) -> int:
     """Threads that seal or verify: one more than cores, since each waits for gpg and for the disk now and then, but
     bounded, since each holds a sealed part in memory."""
     return min(limit, len(os.sched_getaffinity(0)) + 1)

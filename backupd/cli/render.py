@@ -129,6 +129,9 @@ def show_restore(screen: Screen, outcome: Mapping[str, Any]) -> None:
     )
     screen.line()
     show_phases(screen, outcome["phases"])
+    for check in outcome.get("checks", ()):
+        style = {"passed": "green", "failed": "bold red"}.get(check["outcome"], "yellow")
+        screen.line(f"{check['outcome']}: {check['name']}: {check['detail']}", style=style)
     for warning in outcome.get("warnings", ()):
         screen.line(f"note: {warning}", style="yellow")
 

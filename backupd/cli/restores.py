@@ -71,6 +71,8 @@ def restore(
         from backupd.cli.render import show_restore
 
         show_restore(run.screen, document)
+        if not outcome.is_good:
+            raise typer.Exit(1)
 
 
 def prove(

@@ -49,6 +49,10 @@ class Document:
     content: dict[str, Any]
     ok: bool = True
 
+    @property
+    def is_good(self) -> bool:
+        return self.ok
+
     def as_json(self) -> dict[str, Any]:
         return self.content
 

@@ -186,6 +186,15 @@ def test_a_restore_killed_in_any_phase_is_finished_by_the_same_command(house: Ho
         assert sums == checksum_everything(connection)
 
 
+def test_a_newer_backup_does_not_keep_an_interrupted_restore_from_being_finished(house: House) -> None:
+    first = house.backup()
+    target, staging = house.base / "restored", house.base / "restored.restoring"
+    house.kill_when(lambda: len(list(staging.rglob("*.ibd"))) > 3,
+                    "restore", SERVER, "--to", "latest", "--datadir", str(target))
+    house.backup()
+    assert house.restore(target)["backup"] == first["id"]
+
+
 def _command_lines() -> list[bytes]:
     """Of every process that is there right now."""
     found = []
