@@ -4,13 +4,15 @@ witness saw."""
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TypeVar
 
-from backupd.engine.client import Connection, Session
+from backupd.engine.client import Connection, Session, error_code
 from backupd.engine.tables import TableName, list_tables
 from backupd.engine.witness import checksums, object_counts
 from backupd.model.errors import ServerError
@@ -23,6 +25,11 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 CHECK_TABLES = "every table opens (CHECK TABLE)"
 CHECKSUMS = "table checksums equal the witness"
 OBJECTS = "views, triggers, routines, events and users as the witness counted"
+CHECK_SECONDS = 300.0
+"""The most that one statement of a policy may take."""
+_TOO_LATE = (1969, 3024)
+"""ER_STATEMENT_TIMEOUT of MariaDB, ER_QUERY_TIMEOUT of MySQL."""
+_NUMBER = re.compile(r"\s*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*")
 _NAMED = 20
 
 _Answer = TypeVar("_Answer")
@@ -74,8 +81,13 @@ def _check_one(session: Session, table: TableName) -> tuple[bool, str] | None:
     return (False, f"{table}: {remarks[0]}") if remarks else None
 
 
-def check_sql(connection: Connection, statements: Sequence[str], *, target: datetime) -> list[Check]:
-    """Each statement passes when the first column of its first row is true (neither 0, empty nor NULL).
+def check_sql(
+    connection: Connection, statements: Sequence[str], *, target: datetime, seconds: float = CHECK_SECONDS
+) -> list[Check]:
+    """Each statement passes when it answers one row whose first column is a number other than 0 within ``seconds``.
+
+    Only numbers count, and booleans, which are numbers in SQL; a text counts when it is written like one. Any other
+    text ('yes' as well as 'false') fails, as do NULL, no row, and several rows.
 
     ``{target}`` in a statement stands for the restored moment, put in as a quoted DATETIME literal in UTC;
     the session's time zone is UTC. Statements run one by one in a read-only transaction.
@@ -86,20 +98,33 @@ def check_sql(connection: Connection, statements: Sequence[str], *, target: date
         try:
             with connection.connect() as session:
                 session.execute("SET time_zone = '+00:00'")
+                # A variable of the session: MariaDB counts seconds; MySQL milliseconds, and for SELECT only.
+                if "mariadb" in session.greeting.lower():
+                    session.execute(f"SET max_statement_time = {seconds:.3f}")
+                else:
+                    session.execute(f"SET max_execution_time = {max(1, round(seconds * 1000))}")
                 session.execute("START TRANSACTION READ ONLY")
                 rows = session.query(fill_in(statement, target))
         except ServerError as error:
-            checks.append(Check(name, FAILED, error.detail or error.message))
+            said = error.detail or error.message
+            late = error_code(error) in _TOO_LATE
+            checks.append(Check(name, FAILED, f"no answer within {seconds:g} s: {said}" if late else said))
             continue
-        value = rows[0][0] if rows and rows[0] else None
-        checks.append(
-            Check(
-                name,
-                PASSED if _is_true(value) else FAILED,
-                f"answered {value!r}" if rows else "answered no row",
-            )
-        )
+        checks.append(Check(name, *_judged(rows)))
     return checks
+
+
+def _judged(rows: Sequence[Sequence[object]]) -> tuple[str, str]:
+    """(outcome, detail) of what a statement answered."""
+    if not rows or not rows[0]:
+        return FAILED, "answered no row"
+    if len(rows) > 1:
+        return FAILED, f"answered {len(rows)} rows: a check must answer one row, with one number"
+    value = rows[0][0]
+    number = _number(value)
+    if number is None and value is not None:
+        return FAILED, f"answered {value!r}, which is not a number: a check must answer 0 or another number"
+    return PASSED if number else FAILED, f"answered {value!r}"
 
 
 def fill_in(statement: str, target: datetime) -> str:
@@ -112,10 +137,12 @@ def fill_in(statement: str, target: datetime) -> str:
     return statement
 
 
-def _is_true(value: object) -> bool:
-    if isinstance(value, str | bytes):
-        return value not in ("", "0", b"", b"0")
-    return bool(value)
+def _number(value: object) -> Decimal | None:
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return None
+    return Decimal(value) if isinstance(value, int | float | Decimal | str) else None
 
 
 def compare_with_witness(

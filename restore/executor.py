@@ -17,8 +17,9 @@ from threading import Event
 from typing import Any
 
 from backupd.engine.external import assert_local
-from backupd.model.clock import Clock
-from backupd.model.errors import RefusedError
+from backupd.engine.launch import ServerConfig
+from backupd.model.clock import Clock, format_time
+from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.progress import Report
 from backupd.model.proof import Check, Phase, Witness
 from backupd.model.server import Position, Tool
@@ -27,14 +28,25 @@ from restore.build import Stopwatch, build
 from restore.checks import FAILED, examine
 from restore.fetch import default_workers, sync_filesystem
 from restore.memory import DEFAULT_CAP
-from restore.occupancy import refuse_non_empty, refuse_occupied
+from restore.occupancy import refuse_nested, refuse_non_empty, refuse_occupied
 from restore.ownership import find_account
 from restore.place import clear, close_datadir, place
 from restore.refusals import Programs, find_programs, refuse_no_room, remarks
+from restore.replication import replica_remarks
 from restore.sources import Loaded, load_chain, pinned
-from restore.staging import choose_site, exclusive, read_state, write_state
-from restore.start import Started, look_folder, looked_at, run_folder, running, server_config, start_for_good
-from restore.state import State, read_marker, write_marker
+from restore.staging import choose_site, exclusive, read_state, refuse_foreign_staging, workable, write_state
+from restore.start import (
+    Started,
+    look_folder,
+    looked_at,
+    remove_dead_folders,
+    run_folder,
+    running,
+    server_config,
+    start_for_good,
+    starting,
+)
+from restore.state import State, marker_time, read_marker, write_marker
 from storage.destination import Destination
 
 SELINUX = Path("/sys/fs/selinux/enforce")
@@ -153,8 +165,14 @@ class _Restore:
 
     def run(self, held: contextlib.ExitStack, clock: Clock) -> RestoreOutcome:
         site = self._site
+        refuse_nested(site.datadir)
         held.enter_context(exclusive(site.datadir, site.folder))
-        placed = self._resume()
+        refuse_foreign_staging(site)
+        remove_dead_folders()
+        if self._is_finished():
+            return self._again()
+        with workable(site.datadir):
+            placed = self._resume()
         started = running(run_folder(self._state.restore_id)) if placed else None
         if started is None:
             _await_free(site.datadir, seconds=_DYING if placed else 0.0)
@@ -164,9 +182,12 @@ class _Restore:
         info = chain[-1].body.facts.server
         programs = find_programs(info, start=self._spec.start)
         self._warnings += [*warnings, *remarks(info)]
+        if self._spec.replica:
+            self._warnings += replica_remarks(chain[-1].body.facts)
         if not placed:
-            self._warnings += refuse_no_room(chain, site)
-            self._open(held)
+            with workable(site.datadir):
+                self._warnings += refuse_no_room(chain, site)
+                self._open(held)
             if self._state.stage == "fetching":
                 self._build(chain, programs, clock)
             with self._watch.phase("restored", chain[-1].header.stats.bytes_source):
@@ -179,10 +200,68 @@ class _Restore:
         if started is not None:
             self._warnings.append("the server was up already; what the interrupted attempt found in its checks is lost")
         if self._spec.start and programs.server is not None:
-            outcome = replace(outcome, started=started) if started else self._start(outcome, chain[-1], programs.server)
+            with starting():
+                outcome = (
+                    replace(outcome, started=started) if started else self._start(outcome, chain[-1], programs.server)
+                )
         self._state = replace(self._state, stage="finished")
         write_marker(site.datadir, self._state)
         return replace(outcome, phases=self._state.phases)
+
+    def _is_finished(self) -> bool:
+        """Is there nothing to restore any more? Raises RefusedError unless it is asked for its server again."""
+        marker = read_marker(self._site.datadir)
+        if marker is None or marker.stage != "finished":
+            return False
+        with workable(self._site.datadir):
+            when = format_time(marker_time(self._site.datadir))
+        was_started = any(phase.name == "started" for phase in marker.phases)
+        if marker.same_work(self._state) and self._spec.start and was_started:
+            self._state = marker
+            self._warnings.append(
+                f"restore {marker.restore_id} was finished at {when}: nothing was restored or checked again"
+            )
+            return True
+        same = "" if marker.same_work(self._state) else f"; asked for was {self._spec.chain[-1]}"
+        raise RefusedError(
+            f"{self._site.datadir} is not empty: restore {marker.restore_id} was finished there at {when}",
+            detail=f"backup {marker.chain[-1]} of {marker.server}, target {marker.target}{same}",
+            hint=f"use it: point the server's datadir there. With its server started by backupd, --start --to backup:"
+            f"{marker.chain[-1]} finds or starts that again"
+            if was_started
+            else "use it: start the server with this datadir; to restore once more, give an empty data directory",
+        )
+
+    def _again(self) -> RestoreOutcome:
+        """The server of a finished restore: the one that runs, or, where it was ended, another one as it was."""
+        spec, site = self._spec, self._site
+        folder = run_folder(self._state.restore_id)
+        started = running(folder)
+        if started is None:
+            _await_free(site.datadir, seconds=0.0)
+        chain, warnings = load_chain(spec.server, spec.chain, self._destinations, self._unsealer)
+        self._warnings += warnings
+        if started is None:
+            programs = find_programs(chain[-1].body.facts.server, start=True)
+            if programs.server is None:
+                raise ToolMissingError("no server program was found", hint="install the database server on this host")
+            assert_local(site.datadir, site.final_store)
+            with starting():
+                started = start_for_good(self._config(programs.server.path, folder))
+            self._warnings.append("its server had ended and was started again")
+        # No phase was gone through: those of the first time must not be measured twice.
+        return replace(self._outcome(chain[-1]), started=started, phases=())
+
+    def _config(self, program: str, folder: Path) -> ServerConfig:
+        return server_config(
+            program,
+            self._site.datadir,
+            folder,
+            self._state.options,
+            account=self._account,
+            store=self._site.final_store,
+            memory=min(self._spec.memory_cap, SERVER_MEMORY),
+        )
 
     def _resume(self) -> bool:
         """Take up what an earlier attempt left. True when it was already put in place."""
@@ -212,6 +291,7 @@ class _Restore:
             held.enter_context(exclusive(site.folder))
             if read_state(site) is not None:
                 raise RefusedError(f"another restore has just begun in {site.folder}", hint="look at it first")
+        if read_state(site) is None:
             write_state(site, self._state)
         close_datadir(site)
         if self._state.stage == "fetching":
@@ -247,15 +327,7 @@ class _Restore:
         spec, site = self._spec, self._site
         facts = last.body.facts
         assert_local(site.datadir, site.final_store)
-        config = server_config(
-            program.path,
-            site.datadir,
-            look_folder(self._state.restore_id),
-            self._state.options,
-            account=self._account,
-            store=site.final_store,
-            memory=min(spec.memory_cap, SERVER_MEMORY),
-        )
+        config = self._config(program.path, look_folder(self._state.restore_id))
         size = last.header.stats.bytes_source
         with contextlib.ExitStack() as stack:
             with self._watch.phase("started", size):

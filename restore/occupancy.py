@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import RefusedError
+from storage.layout import REPOSITORY
 
 _LOCKED_FILES = ("ibdata1", "aria_log_control", "mysql.ibd")
 """Files that servers hold a POSIX lock on as long as they run."""
@@ -59,6 +60,27 @@ def refuse_non_empty(datadir: Path, ours: Collection[str] = ()) -> None:
         detail=listed,
         hint="restore into an empty directory, or move this away yourself; backupd never overwrites it",
     )
+
+
+def refuse_nested(datadir: Path) -> None:
+    """Raises RefusedError when ``datadir`` (a real path) lies inside somebody's data directory, or in a repository.
+
+    The files of a data directory in ``datadir`` itself are ``refuse_non_empty``'s business: they may be our own.
+    """
+    for folder in (datadir, *datadir.parents):
+        if os.path.lexists(folder / REPOSITORY):
+            raise RefusedError(
+                f"{datadir} lies in a repository of backups: {folder}",
+                detail=f"{folder / REPOSITORY} is there",
+                hint="restore outside every destination: what lies there is counted, checked and swept as backups",
+            )
+        signs = [name for name in _LOCKED_FILES if folder != datadir and os.path.lexists(folder / name)]
+        if signs:
+            raise RefusedError(
+                f"{datadir} lies inside the data directory of a server: {folder}",
+                detail=f"{folder / signs[0]} is there",
+                hint="restore beside it: a server takes every folder in its data directory for a schema",
+            )
 
 
 def refuse_occupied(datadir: Path) -> None:

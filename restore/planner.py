@@ -50,9 +50,11 @@ def make_plan(
             f"server {server} has no branch {target.branch!r}",
             hint="leave out @branch: the history of this server has not forked",
         )
-    chosen, reason = _choose(server, own, target.goal)
+    chosen, reason = _choose(server, own, target.goal, now)
     chain = _chain(chosen, own)
     destinations, warnings = _destinations(chain, preferences.destinations)
+    if isinstance(target.goal, Latest):
+        warnings += _disorder(chosen, own)
     age = now - chosen.finished_at
     if isinstance(target.goal, Latest):
         if age > _STALE:
@@ -75,16 +77,20 @@ def make_plan(
     )
 
 
-def _choose(server: str, own: Sequence[BackupRecord], goal: Goal) -> tuple[BackupRecord, str]:
+def _choose(server: str, own: Sequence[BackupRecord], goal: Goal, now: datetime) -> tuple[BackupRecord, str]:
     if isinstance(goal, AtBackup):
         return _by_id(server, own, goal.backup_id)
     usable = [b for b in own if _restorable(b)]
     if not usable:
-        raise NotFoundError(
-            f"server {server} has no restorable backup", hint=f"take one: backupd backup {server} --kind full"
-        )
+        raise _none_restorable(server, own)
     if isinstance(goal, Latest):
         newest = usable[-1]
+        ahead = furthest(usable)
+        if ahead is not newest and not _started_anew(newest, usable, now):
+            return ahead, (
+                f"its position is ahead of every other restorable backup's: {_named(newest)} bears a later time, but "
+                "an earlier position; a clock was set back"
+            )
         return newest, (
             f"the newest restorable backup, finished {format_time(newest.finished_at)}; "
             "without archived binary logs nothing later is recoverable"
@@ -93,6 +99,65 @@ def _choose(server: str, own: Sequence[BackupRecord], goal: Goal) -> tuple[Backu
     if exact:
         return exact[-1], f"the backup's position is exactly {goal}"
     raise _between(usable, goal)
+
+
+def _none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
+    damaged = [b for b in own if b.state is BackupState.DAMAGED and b.kind is not BackupKind.LOGICAL]
+    take = f"take one: backupd backup {server} --kind full"
+    if not damaged:
+        return NotFoundError(f"server {server} has no restorable backup", hint=take)
+    return NotFoundError(
+        f"server {server} has no restorable backup: {len(damaged)} are there, but marked as damaged",
+        detail="\n".join(_named(b) for b in reversed(damaged)),
+        hint=f"marked so does not mean that every file is lost: --to backup:{damaged[-1].id} restores it, or names "
+        f"what cannot be read; while the server lives, {take}",
+    )
+
+
+def furthest(usable: Sequence[BackupRecord]) -> BackupRecord:
+    """The last one by time, or one whose position is provably ahead of it, the furthest. ``usable`` by time."""
+    best = usable[-1]
+    for backup in usable:
+        if is_ahead(backup.position, best.position):
+            best = backup
+    return best
+
+
+def is_ahead(one: Position, other: Position) -> bool:
+    """Is ``one`` provably later in the history of the same server? By binary log and, on MariaDB, by a GTID of one
+    domain; where both can be compared, both must say so."""
+    answers: list[bool] = []
+    domain, sequence = _sequence(one.gtid)
+    other_domain, other_sequence = _sequence(other.gtid)
+    if domain and domain == other_domain:
+        answers.append(sequence > other_sequence)
+    base, _, number = one.file.rpartition(".")
+    other_base, _, other_number = other.file.rpartition(".")
+    if base and base == other_base and number.isdecimal() and other_number.isdecimal():
+        answers.append((int(number), one.pos) > (int(other_number), other.pos))
+    return bool(answers) and all(answers)
+
+
+def _started_anew(newest: BackupRecord, usable: Sequence[BackupRecord], now: datetime) -> bool:
+    """Does it look as if the binary log began again (RESET MASTER, a restored server) rather than a clock went back?
+
+    Then the newest lies behind all the others, of which there are several, and not in the future.
+    """
+    others = [b for b in usable if b is not newest]
+    behind = all(is_ahead(b.position, newest.position) for b in others)
+    return len(others) > 1 and behind and newest.finished_at <= now
+
+
+def _disorder(chosen: BackupRecord, own: Sequence[BackupRecord]) -> list[str]:
+    """What to say when times and positions of the backups contradict each other."""
+    usable = [b for b in own if _restorable(b)]
+    newest, ahead = usable[-1], furthest(usable)
+    if ahead is newest:
+        return []
+    other = newest if chosen is ahead else ahead
+    why = "the clock was set back, or the binary log began again (RESET MASTER, a restored server)"
+    choice = f"chosen is {chosen.id}; if that is wrong: --to backup:{other.id}"
+    return [f"{_named(newest)} is the newest by time, {_named(ahead)} is ahead by position: {why}; {choice}"]
 
 
 def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[BackupRecord, str]:

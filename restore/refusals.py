@@ -144,8 +144,12 @@ def remarks(info: ServerInfo) -> tuple[str, ...]:
             "keys on this host neither prepare nor the server can open them"
         )
     if info.external:
+        inside = sorted({path.kind for path in info.external if path.kind != "tablespace"})
+        beside = sum(path.kind == "tablespace" for path in info.external)
+        places = [f"{beside} tablespaces go to <datadir>.external beside the new one"] if beside else []
+        if inside:
+            places.append(f"what is {', '.join(inside)} goes inside the new one")
         found.append(
-            f"{len(info.external)} paths outside the source's data directory are restored inside the new one: "
-            + ", ".join(sorted({path.kind for path in info.external}))
+            f"{len(info.external)} paths of the source lay outside its data directory: " + "; ".join(places)
         )
     return tuple(found)

@@ -15,7 +15,7 @@ from backupd.engine.client import Connection
 from backupd.engine.external import assert_local
 from backupd.engine.launch import DATABASE_USER
 from backupd.model.clock import Clock
-from backupd.model.errors import ToolMissingError
+from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from backupd.transfer.unseal import Unsealer
@@ -141,7 +141,10 @@ def _folder(spec: ScratchSpec) -> Iterator[Path]:
 def _locked(folder: Path) -> int:
     """Make and lock it. Between the two somebody may take it for a dead one's, and remove it: then once more."""
     while True:
-        folder.mkdir(mode=0o711)
+        try:
+            folder.mkdir(mode=0o711)
+        except OSError as error:
+            raise _unusable(folder, error) from error
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if folder.exists():
@@ -149,9 +152,19 @@ def _locked(folder: Path) -> int:
         os.close(descriptor)
 
 
+def _unusable(path: Path, error: OSError) -> RefusedError:
+    return RefusedError(
+        f"cannot make scratch copies at {path}: {error.strerror}",
+        hint="restore.scratch.path in the configuration must be a folder that this user may make folders in",
+    )
+
+
 def remove_dead(path: Path) -> tuple[str, ...]:
     """Remove scratch copies in ``path`` whose process is gone: nobody holds their lock any more. Gives their names."""
-    path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
     removed = []
     for folder in sorted(path.glob(f"{_PREFIX}*")):
         try:

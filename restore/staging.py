@@ -62,7 +62,38 @@ class Site:
 
 def choose_site(datadir: Path) -> Site:
     """Where a restore into ``datadir`` is built. An earlier attempt's folder decides. Raises RefusedError."""
-    real = Path(os.path.realpath(datadir))
+    try:
+        return _choose(Path(os.path.realpath(datadir)))
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise unusable(datadir, error) from error
+
+
+def unusable(folder: Path, error: OSError | ValueError) -> RefusedError:
+    """``folder`` cannot be worked in, for the reason that the system gave."""
+    named = error.filename if isinstance(error, OSError) and isinstance(error.filename, str) else ""
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return RefusedError(
+        f"cannot restore into {str(folder)!r}: {reason}",
+        detail=f"at {named}" if named and named != str(folder) else "",
+        hint="give another data directory, or mend that: it must be on a file system where this user may make folders",
+    )
+
+
+@contextlib.contextmanager
+def workable(folder: Path) -> Iterator[None]:
+    """The system's refusals in this block become a RefusedError that names ``folder`` and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise unusable(folder, error) from error
+
+
+def _choose(real: Path) -> Site:
+    if real == real.parent:
+        raise RefusedError(
+            f"{real} cannot be a data directory: it is the root of everything",
+            hint="give an empty directory, or one that does not exist yet",
+        )
     beside = Site(real, real.with_name(real.name + BESIDE), inside=False)
     inside = Site(real, real / INSIDE, inside=True)
     if inside.folder.is_dir():
@@ -74,6 +105,15 @@ def choose_site(datadir: Path) -> Site:
     ):
         return inside
     parent = next(folder for folder in real.parents if folder.exists())
+    if not parent.is_dir():
+        raise RefusedError(
+            f"{real} cannot be made: {parent} is not a directory", hint="give the data directory to restore into"
+        )
+    if len(os.fsencode(beside.folder.name)) > os.pathconf(parent, "PC_NAME_MAX"):
+        raise RefusedError(
+            f"the name of the data directory is too long: {beside.folder.name} must fit beside it",
+            hint="give a shorter name",
+        )
     if os.access(parent, os.W_OK | os.X_OK):
         return beside
     if real.is_dir() and os.access(real, os.W_OK | os.X_OK):
@@ -93,6 +133,23 @@ def _mount_points(table: Path = Path("/proc/self/mountinfo")) -> set[Path]:
 def read_state(site: Site) -> State | None:
     """What the staging folder remembers, None when it is new."""
     return read_document(site.folder / _STATE)
+
+
+def refuse_foreign_staging(site: Site) -> None:
+    """Raises RefusedError when what bears the staging folder's name is somebody else's: in the end it is removed."""
+    with workable(site.folder):
+        if not os.path.lexists(site.folder):
+            return
+        foreign = ["a symbolic link"] if site.folder.is_symlink() else ["no directory"]
+        if not site.folder.is_symlink() and site.folder.is_dir():
+            foreign = sorted(path.name for path in site.folder.iterdir() if path.name != f"{_STATE}.new")
+            if not foreign or read_state(site) is not None:
+                return
+    raise RefusedError(
+        f"{site.folder} is needed to build the restore in, and is not one of backupd's",
+        detail="\n".join(foreign[:20]),
+        hint="move it away, or give another data directory",
+    )
 
 
 def write_state(site: Site, state: State) -> None:
@@ -127,7 +184,8 @@ def exclusive(*folders: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with workable(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,6 +194,8 @@ def _locked(folder: Path) -> Iterator[None]:
                 f"another restore is at work in {folder}",
                 hint="wait for it, or end that process; the same command then continues",
             ) from error
+        except OSError as error:
+            raise unusable(folder, error) from error
         if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
             raise RefusedError(f"another restore has just finished in {folder}", hint="look at the result first")
         yield

@@ -6,7 +6,11 @@ knows its accounts again and stays up; handing over means stopping it and starti
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -119,6 +123,56 @@ def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> S
             )
         time.sleep(0.05)
     return started
+
+
+_SERVER_FOLDER = re.compile(r"server-[0-9a-f]{8}(-look)?")
+_GATE = ".servers"
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """While a server is started here, nobody takes its folder for a dead one's."""
+    with _gate(fcntl.LOCK_SH):
+        yield
+
+
+def remove_dead_folders() -> tuple[str, ...]:
+    """Remove the folders of started servers that no longer run; gives their names.
+
+    Nothing is removed while another restore is starting a server.
+    """
+    base = runtime_directory().parent
+    removed = []
+    with contextlib.suppress(BlockingIOError), _gate(fcntl.LOCK_EX | fcntl.LOCK_NB):
+        commands = _commands()
+        for folder in sorted(base.iterdir()):
+            if not _SERVER_FOLDER.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
+                continue
+            if not any(os.fsencode(folder / "my.cnf") in command for command in commands):
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder.name)
+    return tuple(removed)
+
+
+@contextmanager
+def _gate(operation: int) -> Iterator[None]:
+    path = runtime_directory().parent / _GATE
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, operation)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _commands() -> list[bytes]:
+    """The command lines of all processes."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                found.append((process / "cmdline").read_bytes())
+    return found
 
 
 def look_folder(restore_id: str) -> Path:

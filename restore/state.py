@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,8 +84,12 @@ def read_document(path: Path) -> State | None:
     """None when there is none; raises RefusedError for something else under that name."""
     try:
         return State.decode(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise RefusedError(
+            f"cannot read {path}: {error.strerror}", hint="run the restore as root, or give another data directory"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise RefusedError(
             f"{path} is not what backupd writes",
@@ -96,6 +101,11 @@ def read_document(path: Path) -> State | None:
 def read_marker(datadir: Path) -> State | None:
     """What the marker of a restored data directory says, None without one."""
     return read_document(datadir / MARKER)
+
+
+def marker_time(datadir: Path) -> datetime:
+    """When the marker was last written: for a finished restore, when it ended."""
+    return datetime.fromtimestamp((datadir / MARKER).stat().st_mtime, UTC)
 
 
 def write_marker(folder: Path, state: State) -> None:

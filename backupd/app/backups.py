@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.app.adopt import adopt_unknown
+from backupd.app.deletion import sweep_destination
 from backupd.app.settings import ServerSettings
-from backupd.app.wiring import GRACE, Wiring, owner, owner_is_alive, worker_count
+from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.backup.physical import Documents, PhysicalOutcome, PhysicalSpec, execute
 from backupd.engine.probe import examine
 from backupd.engine.toolset import physical_tool, refuse_clashes
@@ -20,7 +21,6 @@ from backupd.model.job import JobRecord, JobState
 from backupd.model.manifest import Body, Header
 from backupd.model.progress import Report
 from backupd.model.proof import Phase, Witness
-from backupd.transfer.remove import sweep
 from restore.runbook import render_runbook
 from restore.unpack import render_unpack
 from storage.destination import Destination
@@ -65,7 +65,7 @@ def _run(wiring: Wiring, server: ServerSettings, job: JobRecord, report: Report)
     destinations = wiring.required(server)
     for destination in destinations:
         # What dead runs left goes first; one of them may have died between its manifest and its row.
-        sweep(destination, clock=wiring.clock, grace=GRACE)
+        sweep_destination(wiring, destination)
         adopt_unknown(wiring, destination, server.name)
     with ExitStack() as stack:
         spec = resolve(wiring, server, job, destinations, stack.enter_context(wiring.workdir(job.id)))
@@ -93,7 +93,8 @@ def resolve(wiring: Wiring, server: ServerSettings, job: JobRecord, destinations
         backup_id=job.id, server=server.name, connection=connection, info=probed.info, tool=tool,
         destinations=destinations, recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
         identity_key=wiring.identity_key(), workdir=workdir, started_at=job.started_at, documents=documents,
-        workers=worker_count(), parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings)
+        level=wiring.settings.encryption.compression_level, workers=worker_count(),
+        parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings)
 
 
 def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, report: Report) -> Taken:

@@ -84,9 +84,10 @@ class Service:
         raise errors[0]
 
     def keep(self, backup_id: str, *, pinned: bool) -> None:
-        self._wiring.catalog.backups.pin(backup_id, pinned=pinned)
+        deletion.keep(self._wiring, backup_id, pinned=pinned)
 
     def delete(self, backup_id: str, *, now: bool = False) -> list[str]:
+        """Gives why the backup is still there after ``now``; empty when it is gone (or only marked, without)."""
         return deletion.delete(self._wiring, backup_id, now=now)
 
     def undelete(self, backup_id: str) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backupd.app.adopt import adopt_unknown
-from backupd.app.deletion import forget_swept
-from backupd.app.wiring import GRACE, Wiring, owner_is_alive, worker_count
+from backupd.app.deletion import sweep_destination
+from backupd.app.wiring import Wiring, owner_is_alive, worker_count
 from backupd.model.backup import BackupRecord, BackupState
-from backupd.model.errors import NotFoundError
+from backupd.model.errors import DestinationError, NotFoundError
 from backupd.model.manifest import Header
 from backupd.model.progress import Report
 from backupd.transfer.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
 from backupd.transfer.inventory import backup_ids, read
 from backupd.transfer.manifestio import load_body
-from backupd.transfer.remove import sweep
+from backupd.transfer.remove import marks
 from backupd.transfer.scrub import Damage, Scrubbed, scrub
 from storage import layout, objects
 from storage.destination import Destination
@@ -50,17 +50,20 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
         wiring.settings.server(server)
     seen: set[str] = set()
     results: list[Scrubbed] = []
-    for destination in wiring.usable_destinations():
+    usable = wiring.usable_destinations()
+    for destination in usable:
         headers, damages = _headers(destination, server)
         turns = max(1, round(1 / subset)) if subset else 1
         scrubbed = scrub(destination, headers, report=report, workers=worker_count(8), turns=turns,
                          turn=wiring.clock().toordinal() % turns)
-        scrubbed = Scrubbed(scrubbed.objects, scrubbed.bytes, (*damages, *scrubbed.damages))
         names = {header.backup_id for header in headers} | {name for item in damages for name in item.backups}
-        _record(wiring, destination, names, scrubbed, whole=turns == 1)
+        found = _still_there(destination, (*damages, *scrubbed.damages, *_missing(wiring, destination, server, names)))
+        found = _record(wiring, destination, names, found, whole=turns == 1)
+        if turns == 1:
+            _release(destination, headers, found)
         seen |= names
-        results.append(scrubbed)
-    results += _missing(wiring, server, seen)
+        results.append(Scrubbed(scrubbed.objects, scrubbed.bytes, found))
+    results.append(Scrubbed(0, 0, _out_of_reach(wiring, server, {destination.name for destination in usable})))
     return VerifyOutcome(tuple(sorted(seen)), sum(r.objects for r in results), sum(r.bytes for r in results),
                          tuple(damage for r in results for damage in r.damages))
 
@@ -79,28 +82,64 @@ def _headers(destination: Destination, server: str | None) -> tuple[list[Header]
     return headers, damages
 
 
-def _missing(wiring: Wiring, server: str | None, seen: set[str]) -> list[Scrubbed]:
-    """Backups that the catalog knows and whose manifest is at none of the destinations it names."""
-    damages = [
-        Damage(copy.destination, layout.manifest_key(record.server, record.id), "missing", (record.id,))
-        for record in wiring.catalog.backups.list(server) if record.id not in seen
-        for copy in record.copies
+def _missing(wiring: Wiring, destination: Destination, server: str | None, seen: set[str]) -> list[Damage]:
+    """Backups that the catalog expects at ``destination`` and whose manifest is not there."""
+    return [
+        Damage(destination.name, layout.manifest_key(record.server, record.id), "missing", (record.id,))
+        for record in wiring.catalog.backups.list(server)
+        if record.state is not BackupState.DELETED and record.id not in seen
+        and any(copy.destination == destination.name for copy in record.copies)
     ]
-    for damage in damages:
-        _mark_damaged(wiring, damage.backups[0], damage.destination)
-    return [Scrubbed(0, 0, tuple(damages))]
 
 
-def _record(wiring: Wiring, destination: Destination, names: Iterable[str], scrubbed: Scrubbed, *, whole: bool) -> None:
-    hit = {name for damage in scrubbed.damages for name in damage.backups}
-    for damage in scrubbed.damages:
-        if damage.key.startswith(layout.OBJECTS):
-            objects.quarantine(destination, layout.name_in(damage.key), damage.problem, wiring.clock())
-    for name in names:
+def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple[Damage, ...]:
+    """Destinations that could not be looked at. That says nothing about the backups there, so nothing is marked."""
+    names: dict[str, list[str]] = {}
+    for record in wiring.catalog.backups.list(server):
+        for copy in record.copies:
+            if copy.destination not in usable and record.state is not BackupState.DELETED:
+                names.setdefault(copy.destination, []).append(record.id)
+    return tuple(
+        Damage(name, "", "not mounted, not configured or no repository: nothing was read there, and nothing was marked",
+               tuple(backups))
+        for name, backups in sorted(names.items()))
+
+
+def _still_there(destination: Destination, damages: Iterable[Damage]) -> tuple[Damage, ...]:
+    """Without what belongs only to backups that were deleted while they were being read."""
+    gone_now = {name for damage in damages for name in damage.backups}
+    present = {backup_id for _server, backup_id in backup_ids(destination)}
+    gone_now -= present
+    return tuple(damage for damage in damages
+                 if set(damage.backups) - gone_now or damage.key.endswith(f"/{layout.MANIFEST}"))
+
+
+def _record(wiring: Wiring, destination: Destination, names: Iterable[str], damages: tuple[Damage, ...], *,
+            whole: bool) -> tuple[Damage, ...]:
+    """Mark the copies; put damaged objects into quarantine where the destination can still be written."""
+    hit = {name for damage in damages for name in damage.backups}
+    for name in {*names, *hit}:
         if name in hit:
             _mark_damaged(wiring, name, destination.name)
         elif whole:
             _mark_verified(wiring, name, destination.name)
+    told = []
+    for damage in damages:
+        if damage.key.startswith(layout.OBJECTS):
+            try:
+                objects.quarantine(destination, layout.name_in(damage.key), damage.problem, wiring.clock())
+            except DestinationError as error:
+                damage = replace(damage, problem=f"{damage.problem}; not put into quarantine: {error.message}")  # noqa: PLW2901  the same damage, told better
+        told.append(damage)
+    return tuple(told)
+
+
+def _release(destination: Destination, headers: Iterable[Header], damages: Iterable[Damage]) -> None:
+    """Objects that were read again and are good need no quarantine."""
+    bad = {layout.name_in(damage.key) for damage in damages if damage.key}
+    read_now = {item.name for header in headers for item in header.objects}
+    for name in objects.quarantined(destination) & read_now - bad:
+        objects.release(destination, name)
 
 
 def _mark_damaged(wiring: Wiring, backup_id: str, destination: str) -> None:
@@ -154,19 +193,30 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
     for destination in wiring.usable_destinations():
         body = _body_reader(wiring, destination)
         if mend:
-            before = examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body)
-            swept = sweep(destination, clock=wiring.clock, grace=GRACE)
-            forget_swept(wiring, destination, swept.backups)
+            before = [*examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
+                      *_marks(wiring, destination)]
+            sweep_destination(wiring, destination)
             adopt_unknown(wiring, destination)
             after = repair(destination, _views(wiring, destination), clock=wiring.clock, read_body=body)
             left = {(item.invariant, item.subject) for item in after.left}
             repaired += [(destination.name, item) for item in before if (item.invariant, item.subject) not in left]
             found += [(destination.name, item) for item in after.left]
         else:
-            found += [(destination.name, item) for item in examine(
-                destination, _views(wiring, destination), clock=wiring.clock, read_body=body)]
+            found += [(destination.name, item) for item in (
+                *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
+                *_marks(wiring, destination))]
     found += _unreachable(wiring)
     return FsckOutcome(tuple(found), tuple(repaired))
+
+
+def _marks(wiring: Wiring, destination: Destination) -> list[Finding]:
+    """Backups that are marked deleted here while the catalog offers them: a process died, or the catalog is older."""
+    marked = {backup_id for _server, backup_id in marks(destination)}
+    return [Finding(Invariant.MARK_MATCHES_CATALOG, record.id,
+                    f"it is marked deleted here, and {record.state} in the catalog; `backupd backups undelete "
+                    f"{record.id}` keeps it, --repair believes the mark", repairable=True)
+            for record in wiring.catalog.backups.list()
+            if record.id in marked and record.state is not BackupState.DELETED]
 
 
 def _views(wiring: Wiring, destination: Destination) -> list[CatalogView]:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -117,16 +117,27 @@ class Wiring:
         return identity_key(self.settings.spool / "identity.key")
 
     @contextmanager
-    def locked(self, what: str, refusal: str) -> Iterator[None]:
-        """Hold the lock ``what`` of this installation. Raises RefusedError with ``refusal`` when somebody else does."""
+    def locked(self, what: str, refusal: str | None) -> Iterator[None]:
+        """Hold the lock ``what`` of this installation. When somebody else does: RefusedError with ``refusal``, or wait
+        where that is None."""
         folder = self.settings.spool / "locks"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (folder / what).open("w") as file:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = (folder / what).open("w")
+        except OSError as error:
+            raise RefusedError(f"the spool {self.settings.spool} cannot be used: {error.strerror or error}",
+                               hint="make it a writable folder of this user, with room; see spool: in the "
+                                    "configuration") from error
+        with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if refusal is None else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise RefusedError(refusal, hint="wait for it to end, then run the command again") from None
+                raise RefusedError(refusal or what, hint="wait for it to end, then run the command again") from None
             yield
+
+    def removing(self) -> AbstractContextManager[None]:
+        """Only one process of this installation marks, unmarks or sweeps at a time; the others wait."""
+        return self.locked("removal", None)
 
     @contextmanager
     def workdir(self, name: str) -> Iterator[Path]:

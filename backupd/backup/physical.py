@@ -61,7 +61,7 @@ class PhysicalSpec:
     workdir: Path
     started_at: datetime
     documents: Callable[[Body, Header], Documents]
-    level: int = 3
+    level: int = 1
     workers: int = 2
     parallel: int = 1
     warnings: tuple[str, ...] = ()

@@ -25,8 +25,10 @@ BUSY_SECONDS = 30
 """How long a writer waits for another writer of the same SQLite file."""
 
 _POSTGRESQL = ("postgres", "postgresql", "postgresql+psycopg")
-_REBUILD = ("move the file away (keep it) and run `backupd catalog rebuild --from DESTINATION`: "
-            "the manifests at the destinations hold everything about the backups")
+_REBUILD = ("move the file away with its -wal and -shm (keep them) and run `backupd fsck --repair`: it begins a fresh "
+            "catalog and takes in every backup from its manifest")
+_ROOM = 64 * 1024
+"""Bytes: with less than this left, SQLite cannot even make its -shm file (32 KiB) beside the catalog."""
 
 
 def catalog_url(text: str) -> URL:
@@ -122,6 +124,8 @@ class Database:
         detail = str(cause).strip()
         if isinstance(cause, sqlite3.Error):
             code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_IOERR and _is_full(Path(self.name)):
+                code = sqlite3.SQLITE_FULL
             message, hint = _SQLITE.get(code, ("failed", ""))
             return CatalogError(f"the catalog {self.name} {message}", detail=detail, hint=hint)
         if isinstance(error, OperationalError) or error.connection_invalidated:
@@ -144,6 +148,16 @@ _SQLITE = {
                           "another process holds a long transaction on it; `fuser FILE` names it"),
     sqlite3.SQLITE_IOERR: ("cannot be read or written", "look at the kernel's messages (dmesg) for this disk"),
 }
+
+
+def _is_full(path: Path) -> bool:
+    """Has the file system of ``path`` no room left? False where that cannot be asked."""
+    try:
+        found = os.statvfs(path.parent)
+    except OSError:
+        return False
+    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail
+    return free * found.f_frsize < _ROOM or (found.f_files > 0 and found.f_ffree == 0)
 
 
 def _make_file(path: Path) -> None:

@@ -81,8 +81,9 @@ def _refuse_strangers(database: Database, connection: Connection, found: str | N
             raise CatalogError(
                 f"the catalog {database.name} is newer than this program",
                 detail=f"its form is {found}; this program knows up to {head()}",
-                hint="run the version of backupd that upgraded it, or a newer one; to go back, rebuild a fresh "
-                     "catalog with `backupd catalog rebuild --from DESTINATION`")
+                hint="run the version of backupd that upgraded it, or a newer one; to go back, move "
+                     "the catalog away (keep it) and run `backupd fsck --repair`, which takes every backup into a "
+                     "fresh one from its manifest")
         return
     tables = set(inspect(connection).get_table_names())
     if strange := sorted(tables if database.sqlite else tables & set(metadata.tables)):

@@ -16,7 +16,8 @@ from backupd.model.server import Flavour, Version
 class Dialect:
     """Statements for one flavour and version.
 
-    ``tablespaces`` yields (name, path, bytes on disk); ``encrypted`` yields names; ``uid`` is the variable
+    ``tablespaces`` yields (name, path, bytes on disk); ``encrypted`` yields names; ``innodb_tables`` is the
+    information schema's list of InnoDB tables and their ids; ``uid`` is the variable
     that names this datadir for ever; ``snapshot_status``: the server itself tells the binary log position
     of a snapshot; ``statement_limit``: how a single statement is given a limit in seconds ({seconds},
     {statement}).
@@ -29,6 +30,7 @@ class Dialect:
     uid: str
     tablespaces: str
     encrypted: str
+    innodb_tables: str
     snapshot_status: bool
     statement_limit: str = "{statement}"
     monitor_privilege: str = "REPLICATION CLIENT"
@@ -71,6 +73,7 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
                 "SELECT NAME FROM information_schema.INNODB_TABLESPACES_ENCRYPTION "
                 "WHERE ENCRYPTION_SCHEME = 1 AND (MIN_KEY_VERSION > 0 OR ROTATING_OR_FLUSHING > 0)"
             ),
+            innodb_tables="INNODB_SYS_TABLES",
             snapshot_status=True,
             statement_limit="SET STATEMENT max_statement_time={seconds} FOR {statement}",
             monitor_privilege="BINLOG MONITOR" if modern else "REPLICATION CLIENT",
@@ -91,6 +94,7 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
             else "SELECT CONCAT(TABLE_SCHEMA, '/', TABLE_NAME) FROM information_schema.TABLES "
             "WHERE CREATE_OPTIONS LIKE '%ENCRYPTION=\"Y\"%'"
         ),
+        innodb_tables="INNODB_TABLES" if dictionary else "INNODB_SYS_TABLES",
         # Percona Server has MariaDB's status variables; they are looked for where they may be.
         snapshot_status=flavour is Flavour.PERCONA,
         backup_privilege="BACKUP_ADMIN" if dictionary else "",

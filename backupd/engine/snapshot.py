@@ -9,14 +9,15 @@ there a global read lock is held for the milliseconds of opening the snapshot.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.client import Connection, Session, is_denied, quote_name
+from backupd.engine.client import Connection, Session, error_code, is_denied, quote_name
 from backupd.engine.dialect import Dialect
 from backupd.engine.probe import read_dialect
-from backupd.engine.tables import TableName, definitions
+from backupd.engine.tables import TableName, definitions, table_ids
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour, Position
 
@@ -36,6 +37,8 @@ _LOCK_SECONDS = 2
 """How long opening may wait for the global read lock; writers queue behind it meanwhile."""
 
 _SAVEPOINT = quote_name("backupd")
+_NO_SAVEPOINT = 1305
+_NO_CHARACTER_SET = 1115
 
 
 class Snapshot:
@@ -52,6 +55,7 @@ class Snapshot:
         self.session: Session = connection.connect()
         self.position = Position()
         self._opened_at: datetime | None = None
+        self._ids: dict[TableName, frozenset[int]] | None = None
         try:
             self.dialect: Dialect = read_dialect(self.session)
             mariadb = self.dialect.flavour is Flavour.MARIADB
@@ -73,10 +77,37 @@ class Snapshot:
             self.position = self._locked_position()
         self._opened_at = self.session.scalar("SELECT NOW()")
         self.session.execute(f"SAVEPOINT {_SAVEPOINT}")
+        self._ids = self._ids_now()
 
-    def release(self) -> None:
-        """Give back the metadata locks of the tables read so far. Raises ServerError."""
-        self.session.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+    def release(self) -> bool:
+        """Give back the metadata locks of the tables read so far. Raises ServerError.
+
+        False: the snapshot is gone, and what was read since the last release may be newer than it. The
+        server rolls back the transaction that it chooses to end a deadlock, ours with DDL for one, and
+        CHECKSUM TABLE reports that as a mere warning.
+        """
+        try:
+            self.session.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+        except ServerError as error:
+            if error_code(error) != _NO_SAVEPOINT:
+                raise
+            return False
+        return True
+
+    def moved(self) -> Callable[[TableName], bool]:
+        """Look once; the answer tells of an InnoDB table whether its name now means another one than at the
+        snapshot: renamed, swapped, rebuilt.
+
+        Ask before ``release``: until then nobody can rename what was read. Where the account may not look
+        (PROCESS), nothing counts as moved. Raises ServerError.
+        """
+        then = self._ids
+        now = None if then is None else self._ids_now()
+
+        def differs(table: TableName) -> bool:
+            return then is not None and now is not None and (table not in then or then[table] != now.get(table))
+
+        return differs
 
     def changed(self, table: TableName) -> bool:
         """May ``table`` have been altered since the snapshot? Ask right after reading it, before ``release``.
@@ -110,6 +141,14 @@ class Snapshot:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _ids_now(self) -> dict[TableName, frozenset[int]] | None:
+        try:
+            return table_ids(self.session, self.dialect.innodb_tables)
+        except ServerError as error:
+            if not (is_denied(error) or error_code(error) == _NO_CHARACTER_SET):
+                raise
+            return None
 
     def _stop_logging(self) -> bool:
         if self.dialect.flavour is not Flavour.MARIADB:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,19 @@ _DEFINITIONS = """
 SELECT TABLE_SCHEMA, TABLE_NAME, CAST(SUM(CRC32(CONCAT_WS('|', ORDINAL_POSITION, COLUMN_NAME, COLUMN_TYPE,
        COALESCE(COLUMN_DEFAULT, '-'), IS_NULLABLE, COALESCE(COLLATION_NAME, '-')))) AS UNSIGNED)
 FROM information_schema.COLUMNS
+"""
+
+# InnoDB keeps names as file names: every special character is encoded, so "/" and "#P#" only separate.
+_IDS = """
+SELECT CONVERT(CONVERT(CAST(SUBSTRING_INDEX(NAME, '/', 1) AS BINARY) USING filename) USING utf8mb4),
+       CONVERT(CONVERT(CAST(SUBSTRING_INDEX(SUBSTRING_INDEX(REPLACE(NAME, '#p#', '#P#'), '/', -1), '#P#', 1)
+       AS BINARY) USING filename) USING utf8mb4), TABLE_ID
+FROM information_schema.{list} WHERE NAME LIKE '%/%'
+"""
+
+_COLUMNS = """
+SELECT COLUMN_NAME, DATA_TYPE, EXTRA FROM information_schema.COLUMNS
+WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION
 """
 
 
@@ -100,3 +114,38 @@ def definitions(session: Session, table: TableName | None = None) -> dict[TableN
         where, args = "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s", (table.schema, table.table)
     rows = session.query(f"{_DEFINITIONS} {where} GROUP BY TABLE_SCHEMA, TABLE_NAME", *args)
     return {TableName(schema, name): int(number) for schema, name, number in rows}
+
+
+def table_ids(session: Session, innodb_tables: str) -> dict[TableName, frozenset[int]]:
+    """InnoDB's ids of every table (one per partition) as they are now, whatever the session's snapshot.
+
+    ``innodb_tables``: the dialect's. An id follows its table through RENAME and is new after a rebuild.
+    Needs PROCESS. Raises ServerError.
+    """
+    found: dict[TableName, set[int]] = defaultdict(set)
+    for schema, name, number in session.query(_IDS.format(list=innodb_tables)):
+        found[TableName(str(schema), str(name))].add(int(number))
+    return {table: frozenset(ids) for table, ids in found.items()}
+
+
+def checksum_statement(session: Session, table: TableName) -> str:
+    """The statement whose first row ends with a checksum of ``table``, or with NULL. Raises ServerError.
+
+    CHECKSUM TABLE ... EXTENDED reads virtual columns without computing them, so that it hashes what an
+    earlier row or statement left in the record buffer. Such tables get a sum over what they store. It depends on
+    nothing of the session: strings count as their bytes, TIMESTAMP as seconds rather than in a time zone,
+    and each column is hashed alone, because a concatenation over max_allowed_packet would become NULL.
+    """
+    columns = session.query(_COLUMNS, table.schema, table.table)
+    stored = [(str(name), str(kind).lower()) for name, kind, extra in columns if "VIRTUAL" not in str(extra).upper()]
+    if len(stored) == len(columns):
+        return f"CHECKSUM TABLE {table} EXTENDED"
+    hashes = ", ".join(
+        f"IFNULL(CRC32(CAST({_plain(quote_name(name), kind)} AS BINARY)), 'N')" for name, kind in stored
+    )
+    # 2^32 for each row: rows that hash to 0 count as well.
+    return f"SELECT COALESCE(SUM(CRC32(CONCAT_WS(',', {hashes or repr('')})) + 4294967296), 0) FROM {table}"
+
+
+def _plain(column: str, kind: str) -> str:
+    return f"UNIX_TIMESTAMP({column})" if kind == "timestamp" else column

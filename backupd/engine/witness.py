@@ -1,7 +1,7 @@
 """The witness: what the tables held at one moment, to be compared with a restored copy later.
 
-Checksums are CHECKSUM TABLE ... EXTENDED of user tables in snapshot-reading engines, smallest first, so
-that a short budget covers as many tables as it can. Tables of the system schemas are left out: they belong
+Checksums are CHECKSUM TABLE ... EXTENDED (of tables with virtual columns another sum, see
+``checksum_statement``) of user tables in snapshot-reading engines, smallest first, so that a short budget covers as many tables as it can. Tables of the system schemas are left out: they belong
 to the server (statistics, positions) and change by restoring; accounts are counted instead. Tables that no
 snapshot covers are named with the reason.
 
@@ -27,10 +27,9 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.client import Connection, Session, error_code, is_denied
-from backupd.engine.dialect import Dialect
 from backupd.engine.probe import read_dialect
 from backupd.engine.snapshot import Snapshot
-from backupd.engine.tables import SYSTEM_SCHEMAS, Table, TableName, list_tables
+from backupd.engine.tables import SYSTEM_SCHEMAS, Table, TableName, checksum_statement, list_tables
 from backupd.model.clock import Clock
 from backupd.model.errors import ServerError
 from backupd.model.progress import Progress, Report, silent
@@ -60,7 +59,13 @@ _MARIADB_COUNTS = {
 _TIME_OVER = frozenset({1969, 3024, 1317})
 _NOT_NOW = frozenset({1205, 1213, 1412})
 _GONE = frozenset({1146, 1049, 1051})
+_CLIENT_ERRORS = range(2000, 3000)
 _RELEASE_AFTER = 1.0
+"""Seconds after which locks are given back at the latest: DDL waits for them and may deadlock with us."""
+_LOOKS_SHARE = 0.1
+"""Locks are given back sooner where looking at the tables' ids, needed each time, takes no more than this."""
+_MOVED = "renamed or rebuilt after the snapshot"
+_LOST = "the server ended the snapshot, as it does to resolve a deadlock with a change of definitions"
 _LOOK_AFTER = 5.0
 
 
@@ -82,13 +87,13 @@ class Checksums:
 
 
 def checksums(session: Session, tables: Iterable[TableName]) -> Checksums:
-    """CHECKSUM TABLE ... EXTENDED of each of ``tables``, whatever its engine, as the session sees them.
+    """The checksum of each of ``tables``, whatever its engine, as the session sees them.
 
     A table that is missing or unreadable is in ``failed``. Raises ServerError when the server is gone.
     """
     answer = Checksums()
     for table in tables:
-        _add(answer, session, table, f"CHECKSUM TABLE {table} EXTENDED")
+        _add(answer, session, table)
     return answer
 
 
@@ -300,6 +305,9 @@ class _Reading:
         self.budget = min(max_seconds, HELD_LOCKS_SECONDS) if snapshot.holds_locks else max_seconds
         self.end = begun + self.budget
         self.released = self.looked = begun
+        self.look_seconds = 0.0
+        self.unsettled: list[TableName] = []
+        self.moved = self._look()
 
     def run(self, tables: list[Table], report: Report) -> None:
         bytes_total = sum(table.size for table in tables)
@@ -311,19 +319,59 @@ class _Reading:
                 self.answer.failed[str(table.name)] = stopped
                 continue
             report(Progress("witness", bytes_done, bytes_total, number, len(tables), note=str(table.name)))
-            self._checksum(table.name, self.snapshot.dialect)
+            stopped = self._checksum(table)
             bytes_done += table.size
-        self.snapshot.release()
+        if not stopped:
+            self._settle()
 
-    def _checksum(self, table: TableName, dialect: Dialect) -> None:
-        statement = dialect.limited(f"CHECKSUM TABLE {table} EXTENDED", self.end - time.monotonic())
-        _add(self.answer, self.snapshot.session, table, statement, over=self._time_over())
-        if str(table) in self.answer.values and self.snapshot.changed(table):
-            del self.answer.values[str(table)]
-            self.answer.failed[str(table)] = "its definition changed after the snapshot"
-        if time.monotonic() - self.released >= _RELEASE_AFTER:
-            self.snapshot.release()
-            self.released = time.monotonic()
+    def _checksum(self, table: Table) -> str:
+        """Read one table. Returns why no other can be read, empty as a rule."""
+        name, values = table.name, self.answer.values
+        if table.engine == "InnoDB":
+            if self.moved(name):
+                self.answer.failed[str(name)] = _MOVED
+                return ""
+            self.unsettled.append(name)
+        try:
+            _add(self.answer, self.snapshot.session, name, self._limited, over=self._time_over())
+            if str(name) in values and self.snapshot.changed(name):
+                self._reject(name, "its definition changed after the snapshot")
+        except ServerError as error:
+            if error_code(error) in _CLIENT_ERRORS or not error_code(error):
+                raise
+            self._reject(name, error.detail)
+        pause = min(_RELEASE_AFTER, self.look_seconds / _LOOKS_SHARE)
+        if str(name) not in values or time.monotonic() - self.released >= pause:
+            return self._settle()
+        return ""
+
+    def _settle(self) -> str:
+        """Keep what was read since the last time if the snapshot still stands and names mean the same tables.
+
+        Returns why nothing more can be read, empty as a rule.
+        """
+        moved = self._look()
+        lost = "" if self.snapshot.release() else _LOST
+        for name in self.unsettled:
+            if str(name) in self.answer.values and (lost or moved(name)):
+                self._reject(name, lost or _MOVED)
+        self.unsettled.clear()
+        self.moved = moved
+        self.released = time.monotonic()
+        return lost
+
+    def _reject(self, table: TableName, why: str) -> None:
+        self.answer.values.pop(str(table), None)
+        self.answer.failed[str(table)] = why
+
+    def _look(self) -> Callable[[TableName], bool]:
+        begun = time.monotonic()
+        moved = self.snapshot.moved()
+        self.look_seconds = time.monotonic() - begun
+        return moved
+
+    def _limited(self, statement: str) -> str:
+        return self.snapshot.dialect.limited(statement, self.end - time.monotonic())
 
     def _why_stop(self) -> str:
         now = time.monotonic()
@@ -344,10 +392,12 @@ class _Reading:
         return why
 
 
-def _add(answer: Checksums, session: Session, table: TableName, statement: str, *, over: str = "") -> None:
+def _add(
+    answer: Checksums, session: Session, table: TableName, limited: Callable[[str], str] = str, *, over: str = ""
+) -> None:
     name = str(table)
     try:
-        value = session.query(statement)[0][1]
+        value = session.query(limited(checksum_statement(session, table)))[0][-1]
         if value is None:
             warnings = session.query("SHOW WARNINGS")
             code, text = (int(warnings[-1][1]), str(warnings[-1][2])) if warnings else (0, "no checksum")

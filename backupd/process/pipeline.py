@@ -32,6 +32,8 @@ _TICK_MS = 200
 _SETTLE_SECONDS = 1.0
 """How long the neighbours of a failed program have to fail on their own before they are ended."""
 _TAIL_LINES = 20
+_NO_THREAD = "can't start new thread"
+"""What Python's RuntimeError says, and nothing else tells it from others."""
 
 Feed = Callable[[BinaryIO], None]
 
@@ -83,8 +85,12 @@ class Pipeline:
             command.located()
         try:
             self._start()
-        except BaseException:
+        except BaseException as error:
             self._end()
+            if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+                raise ToolError(f"{self._names} cannot be started: the system refused a new thread",
+                                hint="too little memory or too many threads are allowed: see `ulimit -v`, `ulimit -u` "
+                                     "and MemoryMax= and TasksMax= of the unit") from error
             raise
         return self
 
@@ -182,10 +188,12 @@ class Pipeline:
 
         try:
             voices = [pipe() for _ in self._commands]
-            self._stderr = StderrReader([command.program for command in self._commands],
-                                        [ear for ear, _ in voices], log=self._log, on_line=self._on_stderr)
+            reader = StderrReader([command.program for command in self._commands],
+                                  [ear for ear, _ in voices], log=self._log, on_line=self._on_stderr)
+            # Known only once it runs: a thread that never began cannot be joined, and closes no descriptor.
+            reader.start()
+            self._stderr = reader
             ours.difference_update(ear for ear, _ in voices)
-            self._stderr.start()
             if self._feed is not None:
                 source, inlet = pipe()
             else:
@@ -205,9 +213,13 @@ class Pipeline:
             for descriptor in ours:
                 os.close(descriptor)
         if self._feed is not None:
-            self._feeder = threading.Thread(target=self._write, args=(self._feed, inlet), name="feed",
-                                            daemon=True)
-            self._feeder.start()
+            feeder = threading.Thread(target=self._write, args=(self._feed, inlet), name="feed", daemon=True)
+            try:
+                feeder.start()
+            except RuntimeError:
+                os.close(inlet)
+                raise
+            self._feeder = feeder
 
     def _write(self, feed: Feed, inlet: int) -> None:
         sink = io.BufferedWriter(io.FileIO(inlet, "wb"), 64 * 1024)

@@ -96,6 +96,35 @@ def unfinished(destination: Destination) -> tuple[list[str], list[ObjectInfo]]:
     return trees, sides
 
 
+def pooled(destination: Destination) -> tuple[dict[str, ObjectInfo], list[str]]:
+    """The stored objects by name, and the keys of files among them that are not ours.
+
+    A stranger's name makes no key, so whoever looked it up would take it for an altered manifest.
+    """
+    pool: dict[str, ObjectInfo] = {}
+    strangers: list[str] = []
+    for info in destination.list(layout.OBJECTS):
+        name = layout.name_in(info.key)
+        if layout.is_object_name(name) and layout.object_key(name) == info.key:
+            pool[name] = info
+        else:
+            strangers.append(info.key)
+    return pool, strangers
+
+
+def entombed(destination: Destination) -> tuple[list[ObjectInfo], list[str]]:
+    """The tombstones, and the keys of files among them that are not ours."""
+    tombs: list[ObjectInfo] = []
+    strangers: list[str] = []
+    for info in destination.list(layout.TOMBSTONES):
+        name = layout.name_in(info.key)
+        if layout.is_object_name(name) and layout.tombstone_key(name) == info.key:
+            tombs.append(info)
+        else:
+            strangers.append(info.key)
+    return tombs, strangers
+
+
 def orphans(pool: dict[str, ObjectInfo], references: References, running: list[Lease]) -> list[str]:
     """Objects in ``pool`` that nobody names, without those that may have been stored by a run that still lives."""
     born = min((lease.started_at for lease in running), default=None)
@@ -106,7 +135,7 @@ def orphans(pool: dict[str, ObjectInfo], references: References, running: list[L
 def _tombstones(destination: Destination) -> dict[str, datetime]:
     """When each tombstone was put. One that cannot be read counts from when it was stored."""
     found: dict[str, datetime] = {}
-    for info in list(destination.list(layout.TOMBSTONES)):
+    for info in entombed(destination)[0]:
         try:
             with destination.get(info.key) as stream:
                 raw = stream.read()
@@ -133,7 +162,7 @@ class _Collection:
         self._result.leftovers = self._destination.clear_leftovers()
         trees, sides = unfinished(self._destination)
         sides += self._destination.list(layout.MARKS)
-        pool = {layout.name_in(info.key): info for info in self._destination.list(layout.OBJECTS)}
+        pool, _ = pooled(self._destination)
         tombs = _tombstones(self._destination)
         running = self._look()
         self._clear_unfinished(trees, sides, running)

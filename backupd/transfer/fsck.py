@@ -4,7 +4,7 @@
     body-present            sealed body, unpack script and runbook of each backup are there, in their size
     objects-present         so is every object that a manifest names
     tree-matches-manifest   the tree of each backup shows exactly its objects (TREE destinations)
-    no-orphan-object        no object, tombstone or mark without a backup
+    no-orphan-object        no object, tombstone or mark without a backup, and no file of strangers among them
     no-partial-tree         no tree or side file of a backup that was never committed
     no-stale-intent         no intent whose owner is gone
     no-stale-pin            no pin whose owner is gone
@@ -12,6 +12,7 @@
     catalog-has-backup      the catalog knows every backup
     backup-has-manifest     every backup that the catalog expects here is here
     catalog-intact          the catalog's database finds nothing wrong with itself (asked by the application)
+    mark-matches-catalog    what is marked deleted here is deleted in the catalog (asked by the application)
 
 This looks at names and sizes; whether the bytes are still those that were stored is the business of ``verify``.
 """
@@ -27,7 +28,7 @@ from enum import StrEnum
 from backupd.model.clock import Clock
 from backupd.model.errors import DamagedError, DestinationError, ObjectMissingError
 from backupd.model.manifest import Body, Header, StoredObject
-from backupd.transfer.collect import References, collect, living_intents, orphans, unfinished
+from backupd.transfer.collect import References, collect, entombed, living_intents, orphans, pooled, unfinished
 from backupd.transfer.intent import intents
 from backupd.transfer.inventory import committed
 from backupd.transfer.lease import Alive, is_alive
@@ -50,6 +51,7 @@ class Invariant(StrEnum):
     CATALOG_HAS_BACKUP = "catalog-has-backup"
     BACKUP_HAS_MANIFEST = "backup-has-manifest"
     CATALOG_INTACT = "catalog-intact"
+    MARK_MATCHES_CATALOG = "mark-matches-catalog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,10 @@ class CatalogView:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken invariant. ``repairable``: ``repair`` can mend it without any other copy or the catalog."""
+    """A broken invariant. ``repairable``: a repair can mend it without any other copy.
+
+    The application's repair mends ``catalog-has-backup``, since it has the catalog; all others ``repair`` does here.
+    """
 
     invariant: Invariant
     subject: str
@@ -105,9 +110,11 @@ def examine(destination: Destination, catalog: Collection[CatalogView] | None, *
     findings = [Finding(Invariant.NO_TEMPORARY_FILE, name, "left by a write whose process is gone", repairable=True)
                 for name in destination.leftovers()]
     trees, sides = unfinished(destination)
-    view = _View(destination, trees, sides,
-                 pool={layout.name_in(info.key): info for info in destination.list(layout.OBJECTS)},
-                 tombs=[layout.name_in(info.key) for info in destination.list(layout.TOMBSTONES)])
+    pool, strangers = pooled(destination)
+    tombs, more = entombed(destination)
+    view = _View(destination, trees, sides, pool=pool, tombs=[layout.name_in(info.key) for info in tombs])
+    findings += [Finding(Invariant.NO_ORPHAN_OBJECT, key, "not a file of ours; remove it by hand", repairable=False)
+                 for key in [*strangers, *more]]
     now = clock()
     findings += [Finding(Invariant.NO_STALE_INTENT, lease.id, "its backup is no longer running", repairable=True)
                  for lease in intents(destination) if not alive(lease, now)]
@@ -297,8 +304,8 @@ def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str,
     # Between its commit and its row in the catalog a running backup is in neither wrong.
     for server, backup_id in sorted(view.references.backups - expected - dying - busy):
         yield Finding(Invariant.CATALOG_HAS_BACKUP, backup_id,
-                      f"the catalog does not know this backup of {server}: backupd catalog rebuild brings it in",
-                      repairable=False)
+                      f"the catalog does not know this backup of {server}; `backupd fsck --repair` takes it in",
+                      repairable=True)
     for server, backup_id in sorted(expected - view.references.backups):
         yield Finding(Invariant.BACKUP_HAS_MANIFEST, backup_id,
                       f"the catalog expects this backup of {server}, but destination {view.destination.name} has no "

@@ -13,7 +13,7 @@ from backupd.model.clock import Clock, format_time, parse_time
 from backupd.model.errors import NotFoundError, ObjectMissingError, RefusedError
 from backupd.model.manifest import Header
 from backupd.transfer.collect import Collected, collect, living_intents, living_pins
-from backupd.transfer.inventory import Committed, committed
+from backupd.transfer.inventory import Committed, committed, read
 from backupd.transfer.lease import Alive, is_alive
 from storage import layout
 from storage.destination import Destination, as_tree
@@ -76,16 +76,18 @@ def marks(destination: Destination) -> dict[Backup, datetime]:
 
 
 def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: frozenset[Backup] = frozenset(),
-          alive: Alive = is_alive) -> Collected:
+          kept: frozenset[Backup] = frozenset(), alive: Alive = is_alive) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Those of
-    ``at_once`` (marked too) need not wait for their grace.
+    ``at_once`` (marked too) need not wait for their grace; those ``kept`` on purpose stay whatever their mark says,
+    and so does the last whole backup of a server.
 
     A backup stays while a restore pins it, an unmarked backup builds on it, or a backup of its server is being
     written; ``held`` of the result says so.
     """
     now = clock()
     # Marks before pins: whoever pins and then finds no mark was early enough to be seen here.
-    due = {owner for owner, since in marks(destination).items() if owner in at_once or now - since >= grace}
+    marked = marks(destination)
+    due = {owner for owner, since in marked.items() if owner in at_once or now - since >= grace} - kept
     held: list[str] = []
     removed: list[str] = []
     if due:
@@ -97,6 +99,7 @@ def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: 
         held += [f"{name} of {server}: a backup of this server is being written"
                  for server, name in sorted(due - pinned - removable)]
         removable -= _needed(found, removable, held)
+        removable -= _last_whole(destination, found, removable, set(marked), held)
         for server, backup_id in sorted(removable):
             _remove(destination, server, backup_id)
             removed.append(backup_id)
@@ -125,6 +128,36 @@ def _needed(found: list[Committed], removable: set[Backup], held: list[str]) -> 
                 held.append(f"{parent} of {server}: {backup_id} builds on it")
             parent = parents.get(above)
     return needed
+
+
+def is_whole(destination: Destination, server: str, backup_id: str) -> bool:
+    """Is the backup here, its manifest readable and everything that it names present in its size?"""
+    found = read(destination, server, backup_id)
+    if found is None or not isinstance(found.header, Header):
+        return False
+    header = found.header
+    folder = layout.backup_folder(server, backup_id)
+    wanted = [(layout.object_key(item.name), item.size) for item in header.objects]
+    wanted += [(folder + item.name, item.size) for item in (header.body, header.unpack, header.runbook)]
+    try:
+        return all(destination.stat(key).size == size for key, size in wanted)
+    except ObjectMissingError:
+        return False
+
+
+def _last_whole(destination: Destination, found: list[Committed], removable: set[Backup], marked: set[Backup],
+                held: list[str]) -> set[Backup]:
+    """Of each server that would be left without any whole, unmarked backup: the newest whole one, which must stay."""
+    kept: set[Backup] = set()
+    for server in sorted({owner[0] for owner in removable}):
+        ours = sorted(((item.server, item.backup_id) for item in found if item.server == server), reverse=True)
+        if any(is_whole(destination, *owner) for owner in ours if owner not in marked):
+            continue
+        newest = next((owner for owner in ours if owner in removable and is_whole(destination, *owner)), None)
+        if newest is not None:
+            kept.add(newest)
+            held.append(f"{newest[1]} of {server}: it is the last whole backup of this server here")
+    return kept
 
 
 def _remove(destination: Destination, server: str, backup_id: str) -> None:

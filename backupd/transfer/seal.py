@@ -36,7 +36,7 @@ class Sealer:
     ``!`` pins that subkey. ``gnupg_home`` needs public keys only. ``level``: zstd's.
     """
 
-    def __init__(self, recipients: Sequence[str], gnupg_home: Path, level: int = 3) -> None:
+    def __init__(self, recipients: Sequence[str], gnupg_home: Path, level: int = 1) -> None:
         chosen = tuple(dict.fromkeys(name.replace(" ", "").upper() for name in recipients))
         if not chosen:
             raise KeyUnusableError("there is nobody to encrypt for",

@@ -428,3 +428,25 @@ def test_many_pipelines_at_once_do_not_hold_each_other_open() -> None:
         thread.join()
     assert results == [b"x"] * 80
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("refused", ["stderr", "feed"])
+def test_a_thread_that_the_system_refuses_is_an_error_that_leaves_nothing(
+        refused: str, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == refused:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Pipeline([Command("true", ("true",))]) as warm:  # the thread that starts programs is there from now on
+        warm.drain()
+    before = open_descriptors()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(ToolError, match="refused a new thread") as caught, \
+            Pipeline([Command("sleep", ("sh", "-c", f"sleep 100 # {mark}"))], feed=lambda sink: None):
+        pass
+    assert "ulimit" in caught.value.hint
+    assert not with_mark(mark)
+    assert open_descriptors() == before

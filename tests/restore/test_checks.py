@@ -113,8 +113,8 @@ def test_statements_of_the_policy_pass_when_their_first_value_is_true(connection
             "SELECT COUNT(*)\n  FROM shop.customers WHERE id = -1",
             "SELECT NULL",
             "SELECT id FROM shop.customers WHERE id = -1",
-            "SELECT 'yes'",
-            "SELECT '%', {target} = '2026-11-21 09:41:03.25'",
+            "SELECT ' 1.5 '",
+            "SELECT 1 AS a, '%', {target} = '2026-11-21 09:41:03.25'",
             "SELECT * FROM shop.no_such_table",
             "SELECT @@time_zone = '+00:00'",
             "DELETE FROM shop.orders",
@@ -136,6 +136,29 @@ def test_statements_of_the_policy_pass_when_their_first_value_is_true(connection
     assert "answered no row" in checks[3].detail
     assert "no_such_table" in checks[6].detail
     assert "READ ONLY" in checks[8].detail
+
+
+def test_a_statement_that_takes_too_long_answers_many_rows_or_no_number_fails_and_says_why(
+    connection: Connection,
+) -> None:
+    late, many, *texts, zero = check_sql(
+        connection,
+        [
+            "SELECT COUNT(*) FROM mysql.seq_1_to_1000000 a JOIN mysql.seq_1_to_1000000 b ON MD5(a.seq) = b.seq + 0.5",
+            "SELECT id FROM shop.customers",
+            "SELECT 'false'",
+            "SELECT 'yes'",
+            "SELECT NOW()",
+            "SELECT '0.00'",
+        ],
+        target=MOMENT,
+        seconds=0.3,
+    )
+    assert {check.outcome for check in (late, many, zero, *texts)} == {"failed"}
+    assert "no answer within 0.3 s" in late.detail
+    assert "rows: a check must answer one row" in many.detail
+    assert all("not a number" in check.detail for check in texts)
+    assert zero.detail == "answered '0.00'"
 
 
 def test_the_moment_is_put_in_as_a_quoted_literal_in_utc_wherever_it_stands() -> None:

@@ -21,7 +21,7 @@ from backupd.transfer.unseal import Unsealer
 from restore import refusals
 from restore.executor import RestoreOutcome, RestoreSpec, execute
 from restore.staging import unfinished
-from restore.start import forget_replication, run_folder
+from restore.start import forget_replication, remove_dead_folders, run_folder
 from restore.state import MARKER, read_marker
 from storage import layout
 from storage.destination import Destination
@@ -233,6 +233,9 @@ def test_refusals_come_before_the_first_byte_and_leave_nothing(
         assert sorted(short_tmp.rglob("*")) == before
         return caught.value
 
+    refused(Path("/proc/no-such-place"), RefusedError, "No such file")
+    refused(shared_server.datadir / "new", RefusedError, "inside the data directory of a server")
+    refused(taken.folder / "servers/new", RefusedError, "in a repository")
     full = short_tmp / "full"
     full.mkdir()
     (full / "ibdata1").touch()
@@ -243,6 +246,52 @@ def test_refusals_come_before_the_first_byte_and_leave_nothing(
     with file_system(short_tmp / "small", "100m") as small:
         told = refused(small, RefusedError, "too little room")
         assert f"{sum(-(-e.size // 4096) * 4096 for e in taken.body.entries):,} bytes of files" in str(told)
+
+
+def test_a_finished_restore_is_found_again_started_again_and_otherwise_named(
+    taken: Taken, keys: Keys, short_tmp: Path
+) -> None:
+    spec = replace(taken.spec(short_tmp / "mysql", start=True), witness=None)
+    first = restore(taken, keys, spec)
+    repeated = replace(spec, restore_id=taken.spec(short_tmp).restore_id)
+    again = restore(taken, keys, repeated)
+    assert again.started == first.started
+    assert (again.restore_id, again.phases) == (first.restore_id, ())
+    assert any("was finished at" in warning for warning in again.warnings)
+    with pytest.raises(RefusedError, match=f"restore {first.restore_id} was finished there at") as refused:
+        restore(taken, keys, replace(repeated, start=False))
+    assert "--start" in refused.value.hint
+    with pytest.raises(RefusedError, match="was finished there"):
+        restore(taken, keys, replace(repeated, chain=("20200101T000000Z-00000000",)))
+    assert first.started is not None
+    os.kill(first.started.pid, signal.SIGKILL)
+    while Path(f"/proc/{first.started.pid}").exists():
+        time.sleep(0.01)
+    with ended(restore(taken, keys, repeated)) as third:
+        assert third.started is not None
+        assert third.started.pid != first.started.pid
+        with connect(third.started.socket) as connection:
+            assert query(connection, "SELECT COUNT(*) FROM shop.orders") == [(5000,)]
+    plain = restore(taken, keys, taken.spec(short_tmp / "plain"))
+    with pytest.raises(RefusedError, match=plain.restore_id):
+        restore(taken, keys, taken.spec(short_tmp / "plain", start=True))
+
+
+def test_folders_of_servers_that_no_longer_run_are_removed_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, short_tmp: Path
+) -> None:
+    base = short_tmp / "run"
+    base.mkdir(mode=0o711)
+    monkeypatch.setenv("BACKUPD_RUNTIME", str(base))
+    for name in ("server-0000dead", "server-0000dead-look", "server-0000a11e", "server-of-somebody"):
+        (base / name).mkdir()
+    alive = base / "server-0000a11e/my.cnf"
+    command = [sys.executable, "-c", "input()", f"--defaults-file={alive}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert remove_dead_folders() == ("server-0000dead", "server-0000dead-look")
+        process.communicate(b"\n")
+    assert remove_dead_folders() == ("server-0000a11e",)
+    assert (base / "server-of-somebody").is_dir()
 
 
 def test_without_the_private_key_it_stops_before_anything_is_written(taken: Taken, keys: Keys, short_tmp: Path) -> None:
@@ -366,6 +415,9 @@ def test_a_copy_of_a_replica_connects_nowhere(keys: Keys, short_tmp: Path) -> No
                 with connect(outcome.started.socket) as connection:
                     assert query(connection, "SHOW ALL SLAVES STATUS") == []
                     assert query(connection, "SELECT COUNT(*) FROM d.t") == [(1,)]
+            kept = restore(taken, keys, taken.spec(short_tmp / "kept", replica=True))
+            assert any("follow the source" in text and "MASTER_USE_GTID=slave_pos" in text for text in kept.warnings)
+            assert "Repl-s3cret" not in str(kept.warnings)
             assert dumps == source.scalar(
                 "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Binlog Dump'"
             )

@@ -128,6 +128,21 @@ def test_no_orphan_object(house: House) -> None:
     assert item.name not in str(everything(house.place))
 
 
+@pytest.mark.parametrize("key", ["objects/ab/stray.txt", f"objects/00/{named(b'a').name}.json",
+                                 "tombstones/stray.txt", f"tombstones/{named(b'a').name}"])
+def test_a_file_of_strangers_is_named_by_its_path_and_left_alone(house: House, key: str) -> None:
+    if isinstance(house.place, FilesystemDestination):
+        (house.place.root / key).parent.mkdir(parents=True, exist_ok=True)
+        (house.place.root / key).touch()
+    else:
+        put(house.place, key, b"")
+    assert house.broken() == [("no-orphan-object", key, False)]
+    objects.store(house.place, named(b"nobody's"), sealed(b"nobody's"))
+    [left] = house.repair()
+    assert (left.subject, left.message) == (key, "not a file of ours; remove it by hand")
+    assert key in everything(house.place)
+
+
 def test_no_orphan_object_knows_tombstones_and_marks_of_nothing(house: House) -> None:
     put(house.place, layout.tombstone_key(named(b"gone").name), b"{}")
     put(house.place, layout.mark_key("shop", backup_id(7)), b"{}")
@@ -180,7 +195,7 @@ def test_no_partial_tree_knows_published_trees_without_a_manifest(house: House) 
 
 def test_catalog_has_backup(house: House) -> None:
     house.stock.add(3, FILES)
-    assert house.broken() == [("catalog-has-backup", backup_id(3), False)]
+    assert house.broken() == [("catalog-has-backup", backup_id(3), True)]
     assert examine(house.place, None, clock=house.clock) == []
     mark(house.place, "shop", backup_id(3), START)
     assert house.broken() == [], "on its way out it need not be in the catalog"

@@ -96,15 +96,16 @@ def test_sweeping_twice_changes_nothing_more(place: MemoryDestination, clock: Fa
 
 def test_a_pinned_backup_stays_until_its_restore_ends(place: MemoryDestination, clock: FakeClock) -> None:
     Stock(place).add(1, {"t": b"1"})
+    Stock(place).add(20, {"t": b"20"})
     with Pin(place, backup_id(9), [("shop", backup_id(1))], clock=clock):
         mark(place, "shop", backup_id(1), clock())
         clock.move(days=2)
         done = sweep(place, clock=clock, grace=GRACE)
         assert done.backups == []
         assert "a restore is reading it" in done.held[0]
-        assert pool(place) == {named(b"1").name}
+        assert pool(place) == {named(b"1").name, named(b"20").name}
     assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
-    assert pool(place) == set()
+    assert pool(place) == {named(b"20").name}
 
 
 def test_a_full_stays_while_a_backup_that_stays_builds_on_it(place: MemoryDestination, clock: FakeClock) -> None:
@@ -112,6 +113,7 @@ def test_a_full_stays_while_a_backup_that_stays_builds_on_it(place: MemoryDestin
     stock.add(1, {"t": b"1"})
     stock.add(2, {"t": b"2"}, parent=1)
     stock.add(3, {"t": b"3"}, parent=2)
+    stock.add(20, {"t": b"20"})
     mark(place, "shop", backup_id(1), clock())
     mark(place, "shop", backup_id(2), clock())
     clock.move(days=2)
@@ -121,18 +123,45 @@ def test_a_full_stays_while_a_backup_that_stays_builds_on_it(place: MemoryDestin
     mark(place, "shop", backup_id(3), clock())
     clock.move(days=2)
     assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(number) for number in (1, 2, 3)]
-    assert pool(place) == set()
+    assert pool(place) == {named(b"20").name}
+
+
+def test_the_last_whole_backup_of_a_server_stays_whatever_its_mark_says(
+        place: MemoryDestination, clock: FakeClock) -> None:
+    stock = Stock(place)
+    for number in (1, 2, 3):
+        stock.add(number, {"t": b"%d" % number})
+    place.delete(layout.object_key(named(b"3").name))  # the only unmarked one has lost an object
+    for number in (1, 2):
+        mark(place, "shop", backup_id(number), clock())
+    clock.move(days=2)
+    done = sweep(place, clock=clock, grace=GRACE)
+    assert done.backups == [backup_id(1)]
+    assert any("last whole backup" in reason for reason in done.held)
+    stock.add(4, {"t": b"4"})
+    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(2)]
+
+
+def test_a_backup_kept_on_purpose_stays_whatever_its_mark_says(place: MemoryDestination, clock: FakeClock) -> None:
+    for number in (1, 2):
+        Stock(place).add(number, {"t": b"%d" % number})
+    mark(place, "shop", backup_id(1), clock())
+    clock.move(days=2)
+    kept = frozenset({("shop", backup_id(1))})
+    assert sweep(place, clock=clock, grace=GRACE, kept=kept).backups == []
+    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
 
 
 def test_no_backup_of_a_server_goes_while_one_is_being_written(place: MemoryDestination, clock: FakeClock) -> None:
     Stock(place).add(1, {"t": b"1"})
     Stock(place, "zoo").add(1, {"t": b"z"})
     for server in ("shop", "zoo"):
+        Stock(place, server).add(20, {"t": b"20"})
         mark(place, server, backup_id(1), clock())
     clock.move(days=2)
     with Intent([place], "shop", backup_id(2), clock=clock):
         done = sweep(place, clock=clock, grace=GRACE)
-        assert backup_ids(place) == [("shop", backup_id(1))]
+        assert backup_ids(place) == [("shop", backup_id(1)), ("shop", backup_id(20)), ("zoo", backup_id(20))]
         assert "is being written" in done.held[0]
     assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
 
@@ -352,10 +381,11 @@ def test_unchanged_tables_share_inodes_and_deleting_the_older_backup_leaves_the_
     for content in second.values():
         assert objects.fetch(place, named(content)) == sealed(content)
     assert not (place.root / layout.tree_name("shop", backup_id(1))).exists()
+    stock.add(3, {"t": b"3"})
     mark(place, "shop", backup_id(2), clock())
     clock.move(days=2)
     sweep(place, clock=clock, grace=GRACE)
-    assert [path.name for path in place.root.rglob("*") if path.is_file()] == [layout.REPOSITORY]
+    assert pool(place) == {named(b"3").name}
 
 
 def test_a_backup_in_work_has_its_links_before_it_ends(tmp_path: Path) -> None:

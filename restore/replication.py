@@ -1,0 +1,47 @@
+"""What a restored copy has to be told before it replicates: a copy made in mode ``replica`` of a MariaDB server keeps
+its GTID position and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+from backupd.model.manifest import BodyFacts
+from backupd.model.server import Flavour, Role
+from backupd.process.redact import redact
+
+_SECRET = re.compile(
+    r"(MASTER_PASSWORD\s*=\s*)('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"|[^\s,;]+)", re.IGNORECASE
+)
+_ACCOUNT = "MASTER_USER='USER', MASTER_PASSWORD='PASSWORD', MASTER_USE_GTID=slave_pos"
+
+
+def replica_remarks(facts: BodyFacts) -> tuple[str, ...]:
+    """For mode ``replica``: the statements that make the copy of ``facts`` a replica again, as far as they are known.
+
+    MariaDB keeps host and account of a replication connection in ``master.info`` files, which mariadb-backup does
+    not copy; the position is in the table ``mysql.gtid_slave_pos``, which it does. MySQL keeps both in InnoDB tables.
+    """
+    info = facts.server
+    if info.flavour is not Flavour.MARIADB:
+        return ()
+    recorded = " ".join(_SECRET.sub(r"\1'***'", redact(facts.receipts.replica_of)).split())
+    found = ["a backup of MariaDB holds no replication settings (master.info is not in it): set them again, as below"]
+    if recorded or info.role is Role.REPLICA:
+        found.append(
+            "to follow the source that the backed-up server followed (gtid_slave_pos came with the data): "
+            f"CHANGE MASTER TO MASTER_HOST='HOST', {_ACCOUNT}" + (f" -- recorded: {recorded}" if recorded else "")
+        )
+    position = facts.position
+    host = info.hostname.replace("\\", "").replace("'", "''") or "HOST"
+    if position.gtid:
+        found.append(
+            f"to follow the backed-up server itself: SET GLOBAL gtid_slave_pos='{position.gtid}'; "
+            f"CHANGE MASTER TO MASTER_HOST='{host}', {_ACCOUNT}"
+        )
+    elif position.file:
+        account = _ACCOUNT.rpartition(", ")[0]
+        found.append(
+            f"to follow the backed-up server itself: CHANGE MASTER TO MASTER_HOST='{host}', {account}, "
+            f"MASTER_LOG_FILE='{position.file}', MASTER_LOG_POS={position.pos}"
+        )
+    return tuple(found)

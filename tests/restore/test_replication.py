@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from backupd.model.server import ExternalPath, Flavour, Position, Role
+from restore.refusals import remarks
+from restore.replication import replica_remarks
+from tests.restore.taken import Taken
+
+
+def test_what_makes_a_mariadb_copy_a_replica_again_is_given_without_secrets(taken: Taken) -> None:
+    facts = replace(taken.body.facts, position=Position("bin.000004", 77, "0-1-42"))
+    recorded = "CHANGE MASTER TO MASTER_PASSWORD='top\\'s',\n  MASTER_USE_GTID=slave_pos;"
+    followed = replace(facts, receipts=replace(facts.receipts, replica_of=recorded))
+    text = "\n".join(replica_remarks(followed))
+    assert "SET GLOBAL gtid_slave_pos='0-1-42'" in text
+    assert "gtid_slave_pos came with the data" in text
+    assert "MASTER_HOST='HOST'" in text
+    assert "top" not in text
+    assert "the source that" not in "\n".join(replica_remarks(facts)) or facts.server.role is Role.REPLICA
+    old = replace(facts, position=Position("bin.000004", 77))
+    assert "MASTER_LOG_FILE='bin.000004', MASTER_LOG_POS=77" in "\n".join(replica_remarks(old))
+    assert replica_remarks(replace(facts, server=replace(facts.server, flavour=Flavour.MYSQL))) == ()
+
+
+def test_the_remark_about_paths_elsewhere_says_where_each_kind_goes(taken: Taken) -> None:
+    paths = (ExternalPath("tablespace", "a/b", "/x/a/b.ibd"), ExternalPath("undo", "undo", "/y"))
+    (text,) = remarks(replace(taken.body.facts.server, encrypted=(), external=paths))
+    assert "1 tablespaces go to <datadir>.external beside the new one" in text
+    assert "undo goes inside" in text
+    assert "tablespace goes inside" not in text
