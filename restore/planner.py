@@ -50,7 +50,7 @@ def make_plan(
             f"server {server} has no branch {target.branch!r}",
             hint="leave out @branch: the history of this server has not forked",
         )
-    chosen, reason = _choose(server, own, target.goal, now)
+    chosen, reason = _choose(server, own, target.goal)
     chain = _chain(chosen, own)
     destinations, warnings = _destinations(chain, preferences.destinations)
     if isinstance(target.goal, Latest):
@@ -77,7 +77,7 @@ def make_plan(
     )
 
 
-def _choose(server: str, own: Sequence[BackupRecord], goal: Goal, now: datetime) -> tuple[BackupRecord, str]:
+def _choose(server: str, own: Sequence[BackupRecord], goal: Goal) -> tuple[BackupRecord, str]:
     if isinstance(goal, AtBackup):
         return _by_id(server, own, goal.backup_id)
     usable = [b for b in own if _restorable(b)]
@@ -85,12 +85,6 @@ def _choose(server: str, own: Sequence[BackupRecord], goal: Goal, now: datetime)
         raise _none_restorable(server, own)
     if isinstance(goal, Latest):
         newest = usable[-1]
-        ahead = furthest(usable)
-        if ahead is not newest and not _started_anew(newest, usable, now):
-            return ahead, (
-                f"its position is ahead of every other restorable backup's: {_named(newest)} bears a later time, but "
-                "an earlier position; a clock was set back"
-            )
         return newest, (
             f"the newest restorable backup, finished {format_time(newest.finished_at)}; "
             "without archived binary logs nothing later is recoverable"
@@ -138,18 +132,12 @@ def is_ahead(one: Position, other: Position) -> bool:
     return bool(answers) and all(answers)
 
 
-def _started_anew(newest: BackupRecord, usable: Sequence[BackupRecord], now: datetime) -> bool:
-    """Does it look as if the binary log began again (RESET MASTER, a restored server) rather than a clock went back?
-
-    Then the newest lies behind all the others, of which there are several, and not in the future.
-    """
-    others = [b for b in usable if b is not newest]
-    behind = all(is_ahead(b.position, newest.position) for b in others)
-    return len(others) > 1 and behind and newest.finished_at <= now
-
-
 def _disorder(chosen: BackupRecord, own: Sequence[BackupRecord]) -> list[str]:
-    """What to say when times and positions of the backups contradict each other."""
+    """What to say when times and positions of the backups contradict each other.
+
+    The time decides: a binary log begins again more often (RESET MASTER, a restored server) than a clock goes back, and
+    backups never record a time before that of their predecessor.
+    """
     usable = [b for b in own if _restorable(b)]
     newest, ahead = usable[-1], furthest(usable)
     if ahead is newest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from backupd.app.adopt import adopt_unknown
@@ -21,6 +22,7 @@ from backupd.model.job import JobRecord, JobState
 from backupd.model.manifest import Body, Header
 from backupd.model.progress import Report
 from backupd.model.proof import Phase, Witness
+from backupd.model.units import format_duration
 from restore.runbook import render_runbook
 from restore.unpack import render_unpack
 from storage.destination import Destination
@@ -46,8 +48,9 @@ def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, report: Repo
         raise RefusedError(f"{kind} backups are not taken by this version", hint="use --kind full")
     with wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"):
         wiring.catalog.jobs.abandon_dead(owner_is_alive, wiring.clock())
-        job = JobRecord(id=new_id(wiring.clock()), kind=str(kind), server=server_name, state=JobState.RUNNING,
-                        started_at=wiring.clock(), owner=owner())
+        started_at = wiring.clock() + _behind(wiring, server_name)
+        job = JobRecord(id=new_id(started_at), kind=str(kind), server=server_name, state=JobState.RUNNING,
+                        started_at=started_at, owner=owner())
         wiring.catalog.jobs.start(job)
         try:
             record = _run(wiring, server, job, report)
@@ -59,6 +62,17 @@ def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, report: Repo
         wiring.catalog.jobs.finish(job.id, JobState.SUCCEEDED, wiring.clock(), bytes=record.stats.bytes_source,
                                    phases=[Phase("backup", seconds, record.stats.bytes_source)])
         return record
+
+
+def _behind(wiring: Wiring, server: str) -> timedelta:
+    """How far this host's clock stands before the end of the newest backup, normally not at all.
+
+    The recorded times of the next backup follow that one: their order must survive a clock that was set back. Leases
+    and tombstones go by the clock itself, which is the same for everybody here.
+    """
+    last = max((record.finished_at for record in wiring.catalog.backups.list(server)), default=None)
+    now = wiring.clock()
+    return timedelta(0) if last is None or now > last else last + timedelta(seconds=1) - now
 
 
 def _run(wiring: Wiring, server: ServerSettings, job: JobRecord, report: Report) -> BackupRecord:
@@ -83,6 +97,10 @@ def resolve(wiring: Wiring, server: ServerSettings, job: JobRecord, destinations
         refuse_clashes(session, probed.info)
     policy = server.policy
     warnings = (*probed.warnings, *(f"{key.name}: {key.warning}" for key in keys if key.warning))
+    behind = _behind(wiring, server.name)
+    if behind:
+        text = f"this host's clock stands {format_duration(behind.total_seconds())} before the end of the newest backup"
+        warnings = (*warnings, f"{text}: the recorded times of this one follow that one, not the clock")
     tool = physical_tool(probed.info)
 
     def documents(body: Body, header: Header) -> Documents:
@@ -93,7 +111,7 @@ def resolve(wiring: Wiring, server: ServerSettings, job: JobRecord, destinations
         backup_id=job.id, server=server.name, connection=connection, info=probed.info, tool=tool,
         destinations=destinations, recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
         identity_key=wiring.identity_key(), workdir=workdir, started_at=job.started_at, documents=documents,
-        level=wiring.settings.encryption.compression_level, workers=worker_count(),
+        behind=behind, level=wiring.settings.encryption.compression_level, workers=worker_count(),
         parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings)
 
 

@@ -126,8 +126,7 @@ def _statements(server: ServerSettings) -> tuple[str, ...]:
 def _any_backup(wiring: Wiring, server: str) -> BackupRecord:
     usable = wiring.catalog.backups.list(server, state=BackupState.COMPLETE)
     if not usable:
-        raise NotFoundError(f"server {server} has no restorable backup",
-                            hint=f"take one: backupd backup {server} --kind full")
+        raise NotFoundError(f"server {server} has no complete backup", hint=f"`backupd backups {server}` shows them")
     return random.choice(usable)  # noqa: S311  a lottery, not a secret
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.engine.client import Connection
@@ -47,7 +47,9 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class PhysicalSpec:
-    """Every decision about one backup, taken before it starts. ``workdir``: an empty private folder for the tool."""
+    """Every decision about one backup, taken before it starts. ``workdir``: an empty private folder for the tool.
+    ``behind``: how far the clock stands before the newest backup; added to the recorded times, so that they are in
+    order."""
 
     backup_id: str
     server: str
@@ -61,6 +63,7 @@ class PhysicalSpec:
     workdir: Path
     started_at: datetime
     documents: Callable[[Body, Header], Documents]
+    behind: timedelta = timedelta(0)
     level: int = 1
     workers: int = 2
     parallel: int = 1
@@ -151,7 +154,8 @@ def _commit(
     nothing = StoredObject("", 0, "")
     header = Header(
         backup_id=spec.backup_id, server=spec.server, kind=str(BackupKind.PHYSICAL_FULL), parent=None,
-        started_at=spec.started_at, finished_at=clock(), recipients=sealer.recipients, stats=stats, objects=objects,
+        started_at=spec.started_at, finished_at=clock() + spec.behind, recipients=sealer.recipients, stats=stats,
+        objects=objects,
         body=described(layout.BODY, sealed_body), unpack=nothing, runbook=nothing, codec=CODEC)
     documents = spec.documents(body, header)
     sealed_unpack = sealer.seal(documents.unpack)

@@ -73,6 +73,7 @@ def keep(
     """Keep a backup: no rule deletes it until it is released."""
     with session(context, config, as_json) as run:
         run.service.keep(backup_id, pinned=not release)
+        run.screen.done = f"{backup_id} was {'released' if release else 'kept'}"
         run.screen.document({"id": backup_id, "pinned": not release})
         run.screen.line(f"{backup_id} is {'released' if release else 'kept'}")
 
@@ -87,8 +88,14 @@ def delete(
 ) -> None:
     """Mark a backup as deleted; its data goes after the grace period."""
     with session(context, config, as_json) as run:
-        run.service.delete(backup_id, now=now)
-        run.screen.document({"id": backup_id, "state": "deleted", "now": now})
+        held = run.service.delete(backup_id, now=now)
+        run.screen.done = f"{backup_id} was {'deleted' if now and not held else 'marked as deleted'}"
+        run.screen.document({"id": backup_id, "state": "deleted", "now": now, "held": held})
+        if held:
+            run.screen.line(f"{backup_id} is marked as deleted, but it was NOT removed yet:")
+            for sentence in held:
+                run.screen.line(f"  {sentence}")
+            raise typer.Exit(1)
         run.screen.line(
             f"{backup_id} is deleted"
             if now
@@ -103,5 +110,6 @@ def undelete(
     """Take back a deletion whose grace period is not over."""
     with session(context, config, as_json) as run:
         run.service.undelete(backup_id)
+        run.screen.done = f"{backup_id} was brought back"
         run.screen.document({"id": backup_id, "state": "complete"})
         run.screen.line(f"{backup_id} is back")

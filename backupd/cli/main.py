@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -11,7 +13,9 @@ from typing import Annotated
 import typer
 
 from backupd.cli import backups, policy, restores, work
+from backupd.cli.failure import explained
 from backupd.cli.options import Config, Json, remember
+from backupd.cli.screen import Screen, mute
 from backupd.cli.session import StoppedError, session
 
 app = typer.Typer(
@@ -88,11 +92,21 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _hold_standard_descriptors() -> None:
+    """Fill closed descriptors 0 to 2 with /dev/null: a file of ours opened there would get what tools print."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code.
 
     0 success, 1 failure, 2 wrong usage or invalid configuration, 128 + the signal that stopped it.
     """
+    _hold_standard_descriptors()
     try:
         with _stoppable():
             app(args=None if argv is None else list(argv), prog_name="backupd")
@@ -100,4 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt as interrupt:
         return 128 + (interrupt.number if isinstance(interrupt, StoppedError) else signal.SIGINT)
+    except Exception as error:  # noqa: BLE001  last resort, such as --help on a full stdout; all is told
+        if sys.stdout is not None:
+            mute(sys.stdout)
+        Screen(as_json=False).error(explained(error, "backupd"))
+        return 1
     return 0

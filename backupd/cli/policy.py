@@ -53,10 +53,13 @@ def validate(
 @app.command()
 def schema(context: typer.Context, as_json: Json = False) -> None:
     """Print the JSON schema of policy files, for editors."""
-    del context, as_json
-    from policies.reference import policy_schema
+    del as_json
+    with guarded(context, False) as screen:
+        from policies.reference import policy_schema
 
-    typer.echo(json.dumps(policy_schema(), indent=2, ensure_ascii=False))
+        # With and without --json it is the same document.
+        screen.as_json = False
+        screen.text(json.dumps(policy_schema(), indent=2, ensure_ascii=False))
 
 
 @app.command()
@@ -74,5 +77,4 @@ def example(
             raise NotFoundError(f"there is no example {name!r}", hint=f"there are: {', '.join(names)}")
         text = reference.example(name)
         screen.document({"name": name, "text": text, "examples": list(names)})
-        if not screen.as_json:
-            typer.echo(text.rstrip("\n"))
+        screen.text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 import time
@@ -9,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
-from backupd.cli.screen import console_for, is_live
+from backupd.cli.screen import console_for, is_live, mute
 from backupd.model.progress import Progress, Report
 from backupd.model.units import format_duration, format_size
 
@@ -142,10 +143,55 @@ def plain_line(name: str, state: PhaseState) -> str:
     return f"{name}: {', '.join(words)}" if words else name
 
 
+class _Forgiving(io.TextIOBase):
+    """A stream that nobody may be reading: after its first failure, writing to it does nothing.
+
+    Progress is told by the threads that do the work, and no backup may fail because its terminal went away.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # rich asks for it to choose its characters
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except ValueError:  # it was closed
+            return False
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._stream.fileno()
+
+    def write(self, text: str, /) -> int:
+        if self._stream is not None:
+            try:
+                self._stream.write(text)
+            except (OSError, ValueError):
+                self._give_up()
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._give_up()
+
+    def _give_up(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            mute(stream)
+
+
 @contextmanager
 def reporting(stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> Iterator[Report]:
     """A Report that shows progress on ``stream`` (stderr) until the block ends; ``clock`` gives seconds."""
-    stream = stream or sys.stderr
+    stream = cast(TextIO, _Forgiving(stream or sys.stderr))
     phases = Phases()
     if is_live(stream):
         from rich.live import Live

@@ -14,6 +14,13 @@ from backupd.cli.session import session
 Target = Annotated[str, typer.Option("--to", metavar="TARGET", help=TARGETS, show_default=False)]
 
 
+def parse_datadir(text: str) -> Path:
+    """A folder. Raises BadParameter for "", which Path would take for the current folder."""
+    if not text:
+        raise typer.BadParameter("an empty path names no folder")
+    return Path(text)
+
+
 class Mode(StrEnum):
     """What the restored server becomes."""
 
@@ -29,7 +36,11 @@ def plan(
     datadir: Annotated[
         Path | None,
         typer.Option(
-            "--datadir", metavar="DIR", show_default=False, help="Also check that it would fit here."
+            "--datadir",
+            metavar="DIR",
+            parser=parse_datadir,
+            show_default=False,
+            help="Also check that it would fit here.",
         ),
     ] = None,
     config: Config = None,
@@ -50,7 +61,14 @@ def restore(
     *,
     target: Target,
     datadir: Annotated[
-        Path, typer.Option("--datadir", metavar="DIR", show_default=False, help="Must be empty or not exist.")
+        Path,
+        typer.Option(
+            "--datadir",
+            metavar="DIR",
+            parser=parse_datadir,
+            show_default=False,
+            help="Must be empty or not exist.",
+        ),
     ],
     start: Annotated[bool, typer.Option("--start", help="Start a database server on it afterwards.")] = False,
     mode: Annotated[
@@ -67,6 +85,8 @@ def restore(
         with reporting() as report:
             outcome = run.service.restore(server, target, datadir.absolute(), start, report, mode=mode.value)
         document = outcome.as_json()
+        ending = "was made" if outcome.is_good else "ended, not all of it well"
+        run.screen.done = f"the restore into {datadir} {ending}"
         run.screen.document(document)
         from backupd.cli.render import show_restore
 
@@ -106,5 +126,4 @@ def runbook(
     with session(context, config, as_json) as run:
         text = run.service.runbook(backup_id)
         run.screen.document({"id": backup_id, "runbook": text})
-        if not run.screen.as_json:
-            typer.echo(text.rstrip("\n"))
+        run.screen.text(text)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+import typer
+
+from backupd.cli.failure import reason_of
 from backupd.model.errors import BackupdError, ConfigurationError, DamagedError
 
 if TYPE_CHECKING:
@@ -36,23 +42,98 @@ def console_for(stream: TextIO) -> Console:
     )
 
 
+BROKEN_PIPE = 128 + 13
+"""Exit code when whoever read stdout went away: that of a program that SIGPIPE ended."""
+
+
+def mute(stream: TextIO) -> None:
+    """Send what is still in the buffer of ``stream`` nowhere: else the interpreter fails on it when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
+
+
+def complain(lines: Iterable[tuple[str, str]]) -> None:
+    """Lines on stderr, each with its style. Without a stderr there is nobody to tell, and nothing fails."""
+    stream: TextIO | None = sys.stderr  # None when the process was started without one
+    if stream is None:
+        return
+    try:
+        console = console_for(stream)
+        for text, style in lines:
+            # Rich ends the process by itself when a pipe is broken, hence its text and our own write.
+            with console.capture() as shown:
+                console.print(text, style=style or None, soft_wrap=True)
+            stream.write(shown.get())
+        stream.flush()
+    except (OSError, ValueError):
+        mute(stream)
+
+
 class Screen:
-    """Where one command shows its result. ``as_json`` leaves out everything for people."""
+    """Where one command shows its result. ``as_json`` leaves out everything for people.
+
+    ``done`` is what the command has already achieved when it shows its result ("the backup X was taken"): a result
+    that cannot be written must not look like work that failed. Writing raises BackupdError; a reader that went away
+    ends the command quietly.
+    """
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        self.done = ""
+        self._lost = False
+
+    @contextmanager
+    def _stdout(self) -> Iterator[TextIO]:
+        stream: TextIO | None = sys.stdout  # None when the process was started without one
+        try:
+            if stream is None:
+                raise OSError(errno.EBADF, "it is closed")
+            yield stream
+            stream.flush()
+        except BrokenPipeError:
+            self._lose(stream)
+            raise typer.Exit(BROKEN_PIPE) from None
+        except OSError as error:
+            self._lose(stream)
+            subject = f"{self.done}, but its result" if self.done else "the result"
+            raise BackupdError(
+                f"{subject} could not be written to stdout: {reason_of(error)}",
+                hint="`backupd backups` shows what there is" if self.done else "",
+            ) from None
+
+    def _lose(self, stream: TextIO | None) -> None:
+        self._lost = True
+        if stream is not None:
+            mute(stream)
+
+    def _print(self, what: Any, *, style: str = "", soft_wrap: bool = False) -> None:
+        with self._stdout() as stream:
+            console = console_for(stream)
+            with console.capture() as shown:
+                console.print(what, style=style or None, soft_wrap=soft_wrap)
+            stream.write(shown.get())
 
     def document(self, value: Any) -> None:
         """Print ``value`` as the command's only document; nothing unless JSON was asked for."""
         if self.as_json:
-            json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            with self._stdout() as stream:
+                json.dump(value, stream, indent=2, ensure_ascii=False)
+                stream.write("\n")
+
+    def text(self, text: str) -> None:
+        """``text`` word for word, for people."""
+        if not self.as_json:
+            with self._stdout() as stream:
+                stream.write(text.rstrip("\n") + "\n")
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """One line for people, never wrapped, so that it can be copied."""
         if not self.as_json:
-            console_for(sys.stdout).print(text, style=style or None, soft_wrap=True)
+            self._print(text, style=style, soft_wrap=True)
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
@@ -68,7 +149,7 @@ class Screen:
             table.add_column(Text(column), overflow="fold", justify="right" if column in right else "left")
         for row in rows:
             table.add_row(*(Text(value) for value in row))
-        console_for(sys.stdout).print(table)
+        self._print(table)
 
     def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Names and values under each other, for people."""
@@ -79,17 +160,19 @@ class Screen:
 
     def warn(self, text: str) -> None:
         """A line on stderr, also with JSON."""
-        console_for(sys.stderr).print(f"warning: {text}", style="yellow", soft_wrap=True)
+        complain([(f"warning: {text}", "yellow")])
 
     def error(self, error: BackupdError) -> None:
         """Message, detail and hint on stderr; with JSON also the document ``{"error": ...}`` on stdout."""
-        console = console_for(sys.stderr)
-        console.print(f"error: {error.message}", style="bold red", soft_wrap=True)
-        for line in error.detail.splitlines():
-            console.print(f"  {line}", soft_wrap=True)
+        lines = [(f"error: {error.message}", "bold red")]
+        lines += [(f"  {line}", "") for line in error.detail.splitlines()]
         if error.hint:
-            console.print(f"hint: {error.hint}", style="cyan", soft_wrap=True)
-        self.document({"error": error_as_json(error)})
+            lines.append((f"hint: {error.hint}", "cyan"))
+        complain(lines)
+        if not self._lost:
+            # The error is told already; that stdout fails too is no news that anybody could use.
+            with contextlib.suppress(BackupdError, typer.Exit):
+                self.document({"error": error_as_json(error)})
 
 
 def error_as_json(error: BackupdError) -> dict[str, Any]:

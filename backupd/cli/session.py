@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from backupd.cli.failure import explained
 from backupd.cli.options import config_path, wants_json
-from backupd.cli.screen import Screen
-from backupd.model.errors import BackupdError
+from backupd.cli.screen import Screen, complain
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -48,12 +47,15 @@ def guarded(context: typer.Context, as_json: bool) -> Iterator[Screen]:
     screen = Screen(as_json=wants_json(context, as_json))
     try:
         yield screen
-    except BackupdError as error:
-        screen.error(error)
-        raise typer.Exit(error.exit_code) from None
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except Exception as error:  # noqa: BLE001  last resort; told, or written to a file that is named
+        told = explained(error, context.command_path)
+        screen.error(told)
+        raise typer.Exit(told.exit_code) from None
     except KeyboardInterrupt as interrupt:
         number = interrupt.number if isinstance(interrupt, StoppedError) else 2
-        sys.stderr.write("interrupted\n")
+        complain([("interrupted", "")])
         raise typer.Exit(128 + number) from None
 
 

@@ -53,6 +53,7 @@ def backup(
     with session(context, config, as_json) as run:
         with reporting() as report:
             record = run.service.backup(server, kind.as_kind(), report)
+        run.screen.done = f"the backup {record.id} was taken"
         run.screen.document(record.as_json())
         from backupd.cli.render import show_backup
 

@@ -36,6 +36,8 @@ SELECT CONVERT(CONVERT(CAST(SUBSTRING_INDEX(NAME, '/', 1) AS BINARY) USING filen
 FROM information_schema.{list} WHERE NAME LIKE '%/%'
 """
 
+_STORED_SUM = "SELECT COALESCE(SUM(CRC32(CONCAT_WS(',', {hashes})) + 4294967296), 0) FROM {table}"
+
 _COLUMNS = """
 SELECT COLUMN_NAME, DATA_TYPE, EXTRA FROM information_schema.COLUMNS
 WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION
@@ -144,7 +146,7 @@ def checksum_statement(session: Session, table: TableName) -> str:
         f"IFNULL(CRC32(CAST({_plain(quote_name(name), kind)} AS BINARY)), 'N')" for name, kind in stored
     )
     # 2^32 for each row: rows that hash to 0 count as well.
-    return f"SELECT COALESCE(SUM(CRC32(CONCAT_WS(',', {hashes or repr('')})) + 4294967296), 0) FROM {table}"
+    return _STORED_SUM.format(hashes=hashes or "''", table=table)
 
 
 def _plain(column: str, kind: str) -> str:

@@ -1,9 +1,9 @@
 """The witness: what the tables held at one moment, to be compared with a restored copy later.
 
-Checksums are CHECKSUM TABLE ... EXTENDED (of tables with virtual columns another sum, see
-``checksum_statement``) of user tables in snapshot-reading engines, smallest first, so that a short budget covers as many tables as it can. Tables of the system schemas are left out: they belong
-to the server (statistics, positions) and change by restoring; accounts are counted instead. Tables that no
-snapshot covers are named with the reason.
+Checksums are CHECKSUM TABLE ... EXTENDED (of tables with virtual columns another sum: ``checksum_statement``)
+of user tables in snapshot-reading engines, smallest first, so that a short budget covers as many tables as
+it can. Tables of the system schemas are left out: they belong to the server (statistics, positions) and
+change by restoring; accounts are counted instead. Tables that no snapshot covers are named with the reason.
 
 A witness of a backup's own moment needs no second look at the source: mariadb-backup blocks commits for its
 last stage, and a snapshot that opens meanwhile belongs to the very position that the backup records.
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -134,13 +135,7 @@ def take(
         taken_at = clock()
         snapshot.open()
         return _read(
-            snapshot,
-            counts,
-            server=server,
-            taken_at=taken_at,
-            max_seconds=max_seconds,
-            include=include,
-            report=report,
+            snapshot, counts, server=server, taken_at=taken_at, max_seconds=max_seconds, include=include, report=report
         )
 
 
@@ -211,14 +206,9 @@ class LockWindowWitness:
             return None
         try:
             return _read(
-                self._snapshot,
-                self._counts,
-                server=self._server,
-                taken_at=self._taken_at,
-                max_seconds=max_seconds,
-                include=self._include,
-                report=self._report,
-            )
+                self._snapshot, self._counts, server=self._server, taken_at=self._taken_at,
+                max_seconds=max_seconds, include=self._include, report=self._report,
+            )  # fmt: skip
         except ServerError as error:
             self.problem = f"{error.message}: {error.detail}"
             return None
@@ -306,7 +296,7 @@ class _Reading:
         self.end = begun + self.budget
         self.released = self.looked = begun
         self.look_seconds = 0.0
-        self.unsettled: list[TableName] = []
+        self.unsettled: list[Table] = []
         self.moved = self._look()
 
     def run(self, tables: list[Table], report: Report) -> None:
@@ -321,29 +311,27 @@ class _Reading:
             report(Progress("witness", bytes_done, bytes_total, number, len(tables), note=str(table.name)))
             stopped = self._checksum(table)
             bytes_done += table.size
-        if not stopped:
-            self._settle()
+        self._settle()
 
     def _checksum(self, table: Table) -> str:
         """Read one table. Returns why no other can be read, empty as a rule."""
         name, values = table.name, self.answer.values
-        if table.engine == "InnoDB":
-            if self.moved(name):
-                self.answer.failed[str(name)] = _MOVED
-                return ""
-            self.unsettled.append(name)
+        self.unsettled.append(table)
         try:
-            _add(self.answer, self.snapshot.session, name, self._limited, over=self._time_over())
-            if str(name) in values and self.snapshot.changed(name):
+            left = self.end - time.monotonic()
+            limited = partial(self.snapshot.dialect.limited, seconds=left)
+            _add(self.answer, self.snapshot.session, name, limited, over=self._time_over())
+            if str(name) in values and table.engine == "InnoDB" and self.moved(name):
+                self._reject(name, _MOVED)
+            elif str(name) in values and self.snapshot.changed(name):
                 self._reject(name, "its definition changed after the snapshot")
         except ServerError as error:
             if error_code(error) in _CLIENT_ERRORS or not error_code(error):
                 raise
             self._reject(name, error.detail)
         pause = min(_RELEASE_AFTER, self.look_seconds / _LOOKS_SHARE)
-        if str(name) not in values or time.monotonic() - self.released >= pause:
-            return self._settle()
-        return ""
+        due = str(name) not in values or time.monotonic() - self.released >= pause
+        return self._settle() if due else ""
 
     def _settle(self) -> str:
         """Keep what was read since the last time if the snapshot still stands and names mean the same tables.
@@ -352,12 +340,11 @@ class _Reading:
         """
         moved = self._look()
         lost = "" if self.snapshot.release() else _LOST
-        for name in self.unsettled:
-            if str(name) in self.answer.values and (lost or moved(name)):
-                self._reject(name, lost or _MOVED)
+        for table in self.unsettled:
+            if str(table.name) in self.answer.values and (lost or (table.engine == "InnoDB" and moved(table.name))):
+                self._reject(table.name, lost or _MOVED)
         self.unsettled.clear()
-        self.moved = moved
-        self.released = time.monotonic()
+        self.moved, self.released = moved, time.monotonic()
         return lost
 
     def _reject(self, table: TableName, why: str) -> None:
@@ -369,9 +356,6 @@ class _Reading:
         moved = self.snapshot.moved()
         self.look_seconds = time.monotonic() - begun
         return moved
-
-    def _limited(self, statement: str) -> str:
-        return self.snapshot.dialect.limited(statement, self.end - time.monotonic())
 
     def _why_stop(self) -> str:
         now = time.monotonic()

@@ -16,6 +16,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from backupd.catalog import migrations
 from backupd.catalog.database import Database
@@ -124,6 +125,7 @@ from backupd.catalog.database import Database
 from backupd.catalog import migrations
 from backupd.catalog.session import open_catalog
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from alembic import command
 from tests.catalog import samples
 url, when = sys.argv[1:]
@@ -265,6 +267,20 @@ def test_a_full_disk_is_named_and_nothing_is_half_recorded(tmp_path: Path) -> No
     with pytest.raises(CatalogError, match="disk is full"):
         fill()
     assert catalog.integrity() == []
+    database.close()
+
+
+@pytest.mark.parametrize(("free", "said"), [(0, "its disk is full"), (10**6, "cannot be read or written")])
+def test_an_error_of_the_disk_is_called_full_only_when_it_is(
+        free: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = Database(f"sqlite:///{tmp_path}/catalog.db")
+    real = os.statvfs(tmp_path)
+    answer = os.statvfs_result((real.f_bsize, 4096, real.f_blocks, free, free, real.f_files, 1000, 1000, 0, 255))
+    monkeypatch.setattr("backupd.catalog.database.os.statvfs", lambda _path: answer)
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    with pytest.raises(CatalogError, match=said), database.read():
+        raise DBAPIError("SELECT 1", None, error)
     database.close()
 
 

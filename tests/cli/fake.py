@@ -78,6 +78,7 @@ class FakeService:
     )
     outcome: str = "proved"
     sound: bool = True
+    held: list[str] = field(default_factory=list)
 
     def open(self, path: Path) -> Self:
         self._note("open", path)
@@ -115,8 +116,9 @@ class FakeService:
     def keep(self, backup_id: str, pinned: bool) -> None:
         self._note("keep", backup_id, pinned)
 
-    def delete(self, backup_id: str, now: bool = False) -> None:
+    def delete(self, backup_id: str, now: bool = False) -> list[str]:
         self._note("delete", backup_id, now)
+        return self.held
 
     def undelete(self, backup_id: str) -> None:
         self._note("undelete", backup_id)

@@ -138,6 +138,8 @@ def test_the_environment_names_the_configuration(
         ["backup", "x", "--kind", "sideways"],
         ["restore", "x", "--to", "latest"],
         ["restore", "x", "--datadir", "/x"],
+        ["restore", "x", "--to", "latest", "--datadir", ""],
+        ["plan", "x", "--to", "latest", "--datadir", ""],
         ["verify", "--subset", "ten"],
         ["verify", "--subset", "0%"],
         ["verify", "--subset", "101%"],
@@ -288,3 +290,72 @@ def test_no_backups_are_an_empty_array_and_a_plain_word(
 def test_a_runbook_is_printed_word_for_word(service: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runbook", ID]) == 0
     assert capsys.readouterr().out == "# Restore by hand\n\n1. gpg -d ...\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "said", "next_step"),
+    [
+        (
+            OSError(28, "No space left on device", "/var/x"),
+            "backupd backup failed: /var/x: no space left",
+            "make room",
+        ),
+        (PermissionError(13, "Permission denied", "/etc/x"), "/etc/x: Permission denied", "permissions"),
+        (MemoryError(), "no more memory", "ulimit -v"),
+        (RuntimeError("can't start new thread"), "refused a new thread", "ulimit"),
+    ],
+)
+def test_what_the_system_refuses_is_said_in_one_sentence(
+    failure: Exception,
+    said: str,
+    next_step: str,
+    service: FakeService,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    service.failure = failure
+    assert main(["backup", "x"]) == 1
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert next_step in shown.partition("hint: ")[2]
+    assert "Traceback" not in shown
+
+
+def test_an_unforeseen_failure_is_one_line_and_a_private_file_with_its_place(
+    service: FakeService,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    service.failure = KeyError("password='hunter2'")
+    assert main(["check", "--json"]) == 1
+    captured = capsys.readouterr()
+    [written] = tmp_path.iterdir()
+    assert "error: internal error: KeyError" in captured.err
+    assert str(written) in captured.err.partition("hint: ")[2]
+    assert "Traceback" not in captured.err
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert "Traceback" in written.read_text()
+    assert "hunter2" not in written.read_text() + captured.err + captured.out
+    assert json.loads(captured.out)["error"]["type"] == "failure"
+
+
+def test_a_traceback_that_cannot_be_kept_does_not_hide_the_failure(
+    service: FakeService, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    service.failure = KeyError("x")
+    assert main(["check"]) == 1
+    assert "could not be written to a file" in capsys.readouterr().err
+
+
+def test_what_held_a_deletion_back_is_told_and_is_no_success(
+    service: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.held = ["a restore still reads it"]
+    assert main(["backups", "delete", ID, "--now"]) == 1
+    shown = capsys.readouterr().out
+    assert "NOT removed yet" in shown
+    assert "a restore still reads it" in shown
+    assert main(["backups", "delete", ID, "--now", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["held"] == ["a restore still reads it"]

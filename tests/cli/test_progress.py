@@ -96,3 +96,35 @@ def test_a_terminal_shows_bars(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = read_all(screen)
     assert re.search("copy.*━.*1.0 GiB of 4.0 GiB, 30/100 files", shown)
     assert "store" in shown
+
+
+class Full(io.StringIO):
+    """Fails as a full disk does, and counts how often it is asked."""
+
+    tries = 0
+
+    def write(self, text: str) -> int:
+        self.tries += 1
+        raise OSError(28, "No space left on device")
+
+
+def test_a_stream_that_fails_is_asked_no_more_and_fails_nobody() -> None:
+    stream = Full()
+    with reporting(stream) as report:
+        report(Progress("copy", 0, 10))
+        report(Progress("store", 0, 10))
+        report(Progress("copy", 10, 10))
+    assert stream.tries == 1
+
+
+def test_a_closed_stream_fails_nobody() -> None:
+    stream = io.StringIO()
+    stream.close()
+    with reporting(stream) as report:
+        report(Progress("copy", 0, 10))
+
+
+def test_without_any_stderr_progress_is_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    with reporting() as report:
+        report(Progress("copy", 0, 10))

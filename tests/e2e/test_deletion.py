@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -136,3 +137,16 @@ def test_delete_killed_half_way_is_finished_or_taken_back(house: House, moment: 
     house.run("fsck", "--repair")
     assert house.fsck() == []
     assert second["id"] in present(house)
+
+
+def test_after_the_clock_was_set_back_the_newest_backup_is_still_the_newest(house: House) -> None:
+    """The catalog's newest backup ends a day from now: as if this host's clock had just been set back."""
+    first = house.backup()
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).strftime("%Y-%m-%d %H:%M:%S.%f")
+    with sqlite3.connect(house.base / "catalog.db") as connection:
+        connection.execute("UPDATE backups SET finished_at = ? WHERE id = ?", (tomorrow, first["id"]))
+    connection.close()
+    second = house.backup()
+    assert any("clock" in warning for warning in second["warnings"])
+    assert second["id"] > first["id"]
+    assert house.ok("plan", SERVER, "--to", "latest")["backup"] == second["id"]

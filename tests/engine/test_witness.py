@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 
+import pymysql
 import pytest
 
+from backupd.engine import witness as module
 from backupd.engine.client import Connection
 from backupd.engine.snapshot import Snapshot
 from backupd.engine.tables import TableName
@@ -144,6 +147,131 @@ def test_definitions_that_change_meanwhile_leave_a_table_out(server: PrivateServ
     assert "sequence" in witness.uncovered["`d`.`numbers`"]
     assert "views" not in witness.objects
     assert "users" in witness.objects
+
+
+def test_virtual_columns_do_not_make_a_checksum_depend_on_who_asks(server: PrivateServer) -> None:
+    connection = _witness_user(server)
+    server.execute(
+        "CREATE DATABASE w",
+        "USE w",
+        "CREATE TABLE w.gen (id INT PRIMARY KEY, a INT, v INT AS (a*2) VIRTUAL, p INT AS (a*3) PERSISTENT, KEY(v))",
+        "INSERT INTO w.gen (id, a) SELECT seq, seq FROM seq_1_to_500",
+        "CREATE TABLE w.kinds (`i``d` INT, n VARCHAR(20), b BLOB, t TIMESTAMP(3) NULL, f BIT(9), d DOUBLE,"
+        " v INT AS (`i``d`+1) VIRTUAL)",
+        "INSERT INTO w.kinds (`i``d`, n, b, t, f, d)"
+        " VALUES (1, NULL, x'00ff', '2026-01-01 10:00:00.123', b'101', 0.1), (1, '', '', NULL, NULL, NULL)",
+        "CREATE TABLE w.none (id INT, v INT AS (id) VIRTUAL)",
+    )
+    names = [TableName("w", "gen"), TableName("w", "kinds"), TableName("w", "none")]
+    witness = take(connection, server="s", max_seconds=60)
+    assert not witness.uncovered
+    assert witness.checksums["`w`.`none`"] == 0
+    for question in ("DO 0", "SELECT SUM(v) FROM w.gen", "SELECT * FROM w.gen FORCE INDEX (v) WHERE v > 10"):
+        with _root(server).connect() as session:
+            session.execute("SET time_zone = '+07:00', sql_mode = 'ANSI_QUOTES', NAMES latin1")
+            session.query(question)
+            for _ in range(3):
+                assert checksums(session, names).values == witness.checksums
+    for change in ("a = a + 1 WHERE id = 7", "a = NULL WHERE id = 8"):
+        before = _checksums_now(server, witness)
+        server.execute(f"UPDATE w.gen SET {change}")
+        assert _checksums_now(server, witness)["`w`.`gen`"] != before["`w`.`gen`"]
+    server.execute("UPDATE w.kinds SET n = '' WHERE n IS NULL")
+    assert _checksums_now(server, witness)["`w`.`kinds`"] != witness.checksums["`w`.`kinds`"]
+
+
+def test_tables_renamed_or_swapped_after_the_snapshot_are_left_out(server: PrivateServer) -> None:
+    connection = _witness_user(server)
+    server.execute("CREATE DATABASE d", "USE d")
+    tables = ("aa_first", "one", "two", "old", "`pa.rt`", "plain", "`naïve $1`")
+    for number, table in enumerate(tables):
+        parts = " PARTITION BY HASH(id) PARTITIONS 2" if "pa.rt" in table else ""
+        server.execute(f"CREATE TABLE d.{table} (id INT PRIMARY KEY){parts}")
+        server.execute(f"INSERT INTO d.{table} VALUES ({number})")
+    with LockWindowWitness(connection, server="s") as window:
+        window.on_stderr("Acquired locks for BACKUP STAGE BLOCK_COMMIT")
+        window._thread.join(30)
+        server.execute(
+            "RENAME TABLE d.one TO d.x, d.two TO d.one, d.x TO d.two",
+            "RENAME TABLE d.old TO d.new",
+            "RENAME TABLE d.`pa.rt` TO d.`mo.ved`",
+        )
+        witness = window.collect(max_seconds=60)
+    assert witness is not None
+    assert set(witness.checksums) == {"`d`.`aa_first`", "`d`.`plain`", "`d`.`naïve $1`"}
+    assert witness.uncovered == dict.fromkeys(
+        ("`d`.`one`", "`d`.`two`", "`d`.`new`", "`d`.`mo.ved`"), "renamed or rebuilt after the snapshot"
+    )
+
+
+def test_a_table_swapped_between_the_look_and_its_reading_is_left_out(server: PrivateServer) -> None:
+    connection = _witness_user(server)
+    server.execute("CREATE DATABASE d", "USE d")
+    for number, table in enumerate(("one", "two")):
+        server.execute(f"CREATE TABLE d.{table} (id INT PRIMARY KEY)", f"INSERT INTO d.{table} VALUES ({number})")
+
+    def swap(progress: Progress) -> None:
+        if progress.note == "`d`.`one`":
+            server.execute("RENAME TABLE d.one TO d.x, d.two TO d.one, d.x TO d.two")
+
+    witness = take(connection, server="s", max_seconds=60, report=swap)
+    assert not witness.checksums
+    assert set(witness.uncovered.values()) == {"renamed or rebuilt after the snapshot"}
+
+
+def test_a_table_that_was_read_cannot_be_renamed_before_its_identity_is_looked_at(server: PrivateServer) -> None:
+    connection = _witness_user(server)
+    server.execute("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY)", "SET lock_wait_timeout = 1")
+    with Snapshot(connection) as snapshot:
+        snapshot.open()
+        assert checksums(snapshot.session, [TableName("d", "t")]).values
+        with pytest.raises(pymysql.err.OperationalError, match="1205"):
+            server.execute("RENAME TABLE d.t TO d.u")
+        assert snapshot.release()
+        server.execute("RENAME TABLE d.t TO d.u")
+
+
+def test_a_deadlock_with_a_rename_costs_what_was_not_secured_and_not_the_witness(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = _witness_user(server)
+    server.execute("CREATE DATABASE d", "USE d")
+    # Read in the order of sizes: a, y, x, z. RENAME locks by name: x, then y.
+    for table, rows in (("a", 1), ("y", 2), ("x", 5_000), ("z", 50_000)):
+        server.execute(
+            f"CREATE TABLE d.{table} (id INT PRIMARY KEY, v CHAR(200))",
+            f"INSERT INTO d.{table} SELECT seq, 'v' FROM seq_1_to_{rows}",
+            f"ANALYZE TABLE d.{table}",
+        )
+
+    def rename() -> None:
+        with _root(server).connect() as session:
+            session.execute("RENAME TABLE d.x TO d.x2, d.y TO d.y2")
+
+    ddl = threading.Thread(target=rename)
+
+    def cross(progress: Progress) -> None:
+        # Locks are given back after each table until y, then kept.
+        monkeypatch.setattr(module, "_RELEASE_AFTER", 0.0 if progress.note == "`d`.`a`" else 60.0)
+        monkeypatch.setattr(module, "_LOOKS_SHARE", 1e-9)
+        if progress.note == "`d`.`x`":
+            ddl.start()
+            waiting = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE '%metadata lock%'"
+            while not server.scalar(waiting):
+                assert ddl.is_alive()
+
+    with LockWindowWitness(connection, server="s", report=cross) as window:
+        window.on_stderr("Acquired locks for BACKUP STAGE BLOCK_COMMIT")
+        window._thread.join(30)
+        server.execute("UPDATE d.z SET v = 'newer than the snapshot'")
+        witness = window.collect(max_seconds=60)
+    ddl.join()
+    assert window.problem == ""
+    assert witness is not None
+    assert set(witness.checksums) == {"`d`.`a`"}
+    assert "Deadlock" in witness.uncovered["`d`.`x`"]
+    assert "ended the snapshot" in witness.uncovered["`d`.`y`"]
+    assert "ended the snapshot" in witness.uncovered["`d`.`z`"]
 
 
 def test_a_table_altered_before_the_snapshot_opens_is_covered_once_that_is_certain(

@@ -35,7 +35,7 @@ def test_a_folder_in_its_place_is_refused_with_path_and_reason(tmp_path: Path) -
 
 def test_a_file_where_its_folder_belongs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "spool").touch()
-    with pytest.raises(RefusedError, match="File exists|Not a directory"):
+    with pytest.raises(RefusedError, match=r"File exists|Not a directory"):
         identity_key(tmp_path / "spool" / "identity.key")
 
 

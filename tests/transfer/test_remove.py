@@ -404,3 +404,21 @@ def test_conformance_of_types() -> None:
     """Both drivers are destinations: mypy reads this."""
     places: list[Destination] = [MemoryDestination("m"), FilesystemDestination("f", Path("/nowhere"))]
     assert len(places) == 2
+
+
+def test_a_file_of_strangers_among_the_objects_stops_no_deletion(tmp_path: Path) -> None:
+    clock = FakeClock()
+    place = FilesystemDestination("a", tmp_path / "b")
+    place.initialise(START)
+    stock = Stock(place)
+    stock.add(1, {"t": b"old"})
+    stock.add(2, {"t": b"new"})
+    stray = place.root / "objects" / "ab" / "stray.txt"
+    stray.parent.mkdir(parents=True, exist_ok=True)
+    stray.touch()
+    mark(place, "shop", backup_id(1), START)
+    clock.move(days=2)
+    done = sweep(place, clock=clock, grace=GRACE)
+    assert (done.backups, done.objects, done.held) == ([backup_id(1)], 1, [])
+    assert collect(place, clock=clock).objects == 0
+    assert stray.exists()
