@@ -73,7 +73,7 @@ def restore(
     start: Annotated[bool, typer.Option("--start", help="Start a database server on it afterwards.")] = False,
     mode: Annotated[
         Mode,
-        typer.Option("--mode", help="new-server forgets the replication of the source; replica keeps it."),
+        typer.Option("--mode", help="new-server forgets the replication of the source; replica resets nothing."),
     ] = Mode.NEW_SERVER,
     config: Config = None,
     as_json: Json = False,

@@ -157,10 +157,11 @@ class _Spawner:
     def _queue(self) -> queue.SimpleQueue[_Request]:
         with self._lock:
             if self._requests is None:
-                self._requests = queue.SimpleQueue()
+                requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
                 # A daemon thread: it has no end of its own, and must not keep the process from ending.
-                threading.Thread(target=self._serve, args=(self._requests,), name="spawner",
-                                 daemon=True).start()
+                threading.Thread(target=self._serve, args=(requests,), name="spawner", daemon=True).start()
+                # Only now: had the system refused the thread, nobody would ever answer.
+                self._requests = requests
             return self._requests
 
     @staticmethod
