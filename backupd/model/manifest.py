@@ -98,7 +98,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class BodyFacts:
-    """Everything of the body but the entries. ``header_digest`` binds the body to the object list of its header."""
+    """Everything of the body but the entries. ``objects_digest`` binds the body to its header's object list."""
 
     backup_id: str
     position: Position

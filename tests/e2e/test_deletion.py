@@ -91,7 +91,7 @@ def test_a_backup_whose_files_are_gone_can_be_forgotten(house: House) -> None:
     first = house.backup()
     house.backup()
     shutil.rmtree(house.manifest(first["id"]).parent)
-    assert [finding["invariant"] for finding in house.fsck()] == ["backup-has-manifest", "no-orphan-object"] or True
+    assert "backup-has-manifest" in {finding["invariant"] for finding in house.fsck()}
     house.ok("backups", "delete", first["id"])
     house.ok("fsck", "--repair")
     assert house.fsck() == []
@@ -112,7 +112,6 @@ def test_damage_on_a_destination_that_cannot_be_written_is_named_and_marked_all_
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    (house.repository / "quarantine").rmdir() if (house.repository / "quarantine").is_dir() else None
     (house.repository / "quarantine").write_text("in the way")
     done = house.fails("verify", SERVER)
     assert victim.name in done.all
