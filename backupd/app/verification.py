@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -139,7 +140,9 @@ def _release(destination: Destination, headers: Iterable[Header], damages: Itera
     bad = {layout.name_in(damage.key) for damage in damages if damage.key}
     read_now = {item.name for header in headers for item in header.objects}
     for name in objects.quarantined(destination) & read_now - bad:
-        objects.release(destination, name)
+        # On a destination that cannot be written the note stays; it costs room, and must not hide what was found.
+        with contextlib.suppress(DestinationError):
+            objects.release(destination, name)
 
 
 def _mark_damaged(wiring: Wiring, backup_id: str, destination: str) -> None:

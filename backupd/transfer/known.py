@@ -30,7 +30,7 @@ def load_known(destination: Destination, server: str, backups: int = 3) -> Mappi
         if found is not None and isinstance(found.header, Header):
             headers.append(found.header)
     unusable = _tombstoned(destination) | quarantined(destination)
-    return {item.name[:64]: item for header in reversed(headers) for item in header.objects
+    return {layout.identity_of(item.name): item for header in reversed(headers) for item in header.objects
             if item.name not in unusable}
 
 

@@ -8,7 +8,7 @@ import io
 from backupd.model.errors import DamagedError, NotFoundError, ObjectMissingError
 from backupd.model.manifest import Body, Header, StoredObject, decode_body, decode_header, encode_header, objects_digest
 from backupd.transfer.unseal import Unsealer
-from storage import layout
+from storage import layout, objects
 from storage.destination import Destination
 
 BODY_LIMIT = 4 * 1024**3
@@ -55,17 +55,7 @@ def load_header(destination: Destination, server: str, backup_id: str) -> Header
 
 def load_side_file(destination: Destination, header: Header, stored: StoredObject) -> bytes:
     """One of the header's side files, still sealed. Raises DamagedError unless size and digest are as recorded."""
-    key = layout.backup_folder(header.server, header.backup_id) + stored.name
-    where = f"{destination.name}:{key}"
-    try:
-        raw = get_bytes(destination, key)
-    except ObjectMissingError as error:
-        raise DamagedError(f"{where} is missing", [f"{where}: missing"], hint=_ELSEWHERE) from error
-    if len(raw) != stored.size or hashlib.sha256(raw).hexdigest() != stored.sha256:
-        raise DamagedError(f"{where} is damaged",
-                           [f"{where}: {len(raw)} bytes stored, not the {stored.size} bytes that were written"],
-                           hint=_ELSEWHERE)
-    return raw
+    return objects.fetch_side(destination, layout.backup_folder(header.server, header.backup_id) + stored.name, stored)
 
 
 def load_body(destination: Destination, header: Header, unsealer: Unsealer) -> Body:
