@@ -286,8 +286,11 @@ def test_folders_of_servers_that_no_longer_run_are_removed_and_no_others(
     for name in ("server-0000dead", "server-0000dead-look", "server-0000a11e", "server-of-somebody"):
         (base / name).mkdir()
     alive = base / "server-0000a11e/my.cnf"
-    command = [sys.executable, "-c", "input()", f"--defaults-file={alive}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", "print(flush=True); input()", f"--defaults-file={alive}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        # Right after Popen returns the kernel may still show an empty command line.
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
         assert remove_dead_folders() == ("server-0000dead", "server-0000dead-look")
         process.communicate(b"\n")
     assert remove_dead_folders() == ("server-0000a11e",)
