@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
-from policies.fields import BASE, LocalPath, Name, Section, Size, Words, local_path
+from policies.fields import BASE, Duration, LocalPath, Name, Section, Size, TimeZone, Words, local_path
 from storage.config import FilesystemConfig
 
 _FILE = ("secrets stay out of this file: put it into a file that only the service can read (mode 0600) "
@@ -179,6 +179,18 @@ class Encryption(Section):
         1, ge=1, le=19,
         description="How hard zstd tries before a file is encrypted. 1 takes less than half the processor time of 3, "
                     "on a host whose database needs it more, for a few percent of room.", examples=[3])
+    challenge: Duration = Field(
+        "90d", validate_default=True, examples=["90d"],
+        description="How often the holder of each key has to show that it still opens what is sealed for it.")
+
+
+class Concurrency(Section):
+    """How much runs at once. Of one server, one backup runs at a time whatever is written here."""
+
+    jobs: int = Field(4, ge=1, le=256, description="Jobs of any kind.", examples=[4])
+    per_server: int = Field(1, ge=1, le=16, description="Jobs of one server.", examples=[1])
+    per_destination: int = Field(2, ge=1, le=64, description="Jobs that write to or read from one destination.",
+                                 examples=[2])
 
 
 class Scratch(Section):
@@ -254,6 +266,10 @@ class Configuration(Section):
     destinations: dict[Name, DestinationSettings] = Field(min_length=1, description="The destinations, by name.")
     encryption: Encryption = Field(description="The keys that backups are sealed for.")
     restore: Restore | None = Field(None, description="What restores need.")
+    timezone: TimeZone = Field("UTC", description="The time zone of schedules, where a policy names none.",
+                               examples=["Europe/Berlin"])
+    concurrency: Concurrency = Field(default_factory=lambda: Concurrency.model_validate({}),
+                                     description="How much runs at once.")
     alerts: Alerts = Field(default_factory=lambda: Alerts.model_validate({}),
                            description="Who is told when something fails, or silently does not happen.")
     api: Api = Field(default_factory=lambda: Api.model_validate({}), description="The REST interface.")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
     AfterValidator,
@@ -69,6 +70,56 @@ def _cron(value: str) -> str:
     return value
 
 
+_EVERY = re.compile(r"every\s+(\S+)")
+
+
+def every(text: str) -> timedelta | None:
+    """The interval of ``every 6h``; None for anything else. Raises ValueError for a bad duration."""
+    found = _EVERY.fullmatch(text.strip())
+    if found is None:
+        return None
+    interval = _duration(found[1])
+    if interval < timedelta(minutes=1):
+        raise ValueError(f"{text!r} is too often: at least every 1m")
+    return interval
+
+
+def _cadence(value: str) -> str:
+    if every(value) is None:
+        parse_cron(value)
+    return value
+
+
+_DAY = r"(?:sun|mon|tue|wed|thu|fri|sat)"
+_WINDOW = re.compile(rf"(?:(\*|{_DAY}(?:-{_DAY})?(?:,{_DAY}(?:-{_DAY})?)*) )?([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
+
+
+def _window(value: str) -> str:
+    match = _WINDOW.fullmatch(value)
+    if match is None or (match[4] == "24" and match[5] != "00"):
+        raise ValueError(f"{value!r} is not a window: write HH:MM-HH:MM or days before it, as in mon-fri 08:00-18:00")
+    if (match[2], match[3]) == (match[4], match[5]):
+        raise ValueError(f"{value!r} is empty: its two times are the same")
+    return value
+
+
+def _timezone(value: str) -> str:
+    try:
+        ZoneInfo(value)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"{value!r} is not a time zone: write UTC or a name as in Europe/Berlin") from None
+    return value
+
+
+def _percent(value: Any) -> float:
+    if isinstance(value, float):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value) if isinstance(value, str) else None
+    if match is None or not 0 < float(match[1]) <= 100:
+        raise ValueError("is not a share: write 10%")
+    return float(match[1]) / 100
+
+
 def _name(value: str) -> str:
     if not is_name(value):
         raise ValueError("is not a name: letters, digits, '.', '_' and '-', at most 63, the first a letter or digit")
@@ -109,6 +160,13 @@ Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": "string", 
 """Bytes."""
 Duration = Annotated[timedelta, BeforeValidator(_duration), WithJsonSchema({"type": "string", "format": "duration"})]
 Cron = Annotated[str, AfterValidator(_cron), WithJsonSchema({"type": "string", "format": "cron expression"})]
+Cadence = Annotated[str, AfterValidator(_cadence),
+                    WithJsonSchema({"type": "string", "format": "cron expression or interval"})]
+"""Five cron fields, or ``every 6h``."""
+Window = Annotated[str, AfterValidator(_window), WithJsonSchema({"type": "string", "format": "time window"})]
+TimeZone = Annotated[str, AfterValidator(_timezone), WithJsonSchema({"type": "string", "format": "time zone"})]
+Percent = Annotated[float, BeforeValidator(_percent), WithJsonSchema({"type": "string", "format": "percentage"})]
+"""0 to 1 after reading."""
 Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "format": "name"})]
 LocalPath = Annotated[Path, BeforeValidator(_local_path), WithJsonSchema({"type": "string", "format": "path"})]
 """Absolute after reading."""

@@ -7,7 +7,19 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from policies.fields import Cron, Duration, LocalPath, Name, Section, Size, TablePattern, Words
+from policies.fields import (
+    Cadence,
+    Duration,
+    LocalPath,
+    Name,
+    Percent,
+    Section,
+    Size,
+    TablePattern,
+    TimeZone,
+    Window,
+    Words,
+)
 
 NO_LOGICAL_INCREMENTS = (
     "logical backups have no increments: take a full one each week and let the binary log fill the days between; "
@@ -17,10 +29,14 @@ NO_LOGICAL_INCREMENTS = (
 class Physical(Section):
     """Copies of the data files: the way back for a whole server."""
 
-    full: Cron = Field(description="When full backups are taken.", examples=["0 2 * * sun"])
-    incremental: Cron | None = Field(
+    full: Cadence = Field(description="When full backups are taken.", examples=["0 2 * * sun"])
+    incremental: Cadence | None = Field(
         None, description="When backups of what changed since the one before are taken.", examples=["0 2 * * mon-sat"])
     parallel: int = Field(2, ge=1, le=64, description="Files that the tool copies at once.", examples=[4])
+    max_chain: int = Field(
+        14, ge=0, le=1000, examples=[7],
+        description="The most increments that build on one full backup; then a full one is taken when an incremental "
+                    "one is due.")
 
 
 class Tables(Section):
@@ -40,7 +56,7 @@ class Logical(Section):
 
     refused: ClassVar = {"incremental": NO_LOGICAL_INCREMENTS, "incrementals": NO_LOGICAL_INCREMENTS}
 
-    schedule: Cron = Field(description="When the tables are dumped.", examples=["0 4 * * *"])
+    schedule: Cadence = Field(description="When the tables are dumped.", examples=["0 4 * * *"])
     tables: Tables = Field(default_factory=lambda: Tables.model_validate({}), description="Which tables.")
 
 
@@ -69,12 +85,68 @@ class Destinations(Section):
         return self
 
 
+class Timing(Section):
+    """What holds for all schedules of the policy."""
+
+    timezone: TimeZone | None = Field(
+        None, description="The time zone of its schedules; by default that of the configuration.",
+        examples=["Europe/Berlin"])
+    jitter: Duration | None = Field(
+        None, description="Each run starts up to this much later, always the same for one server, so that not all of "
+                          "them start at once.", examples=["10m"])
+    blackout: tuple[Window, ...] = Field(
+        (), description="Times in which no run starts, `DAYS HH:MM-HH:MM`; a run that is due then starts at their end.",
+        examples=[["mon-fri 08:00-18:00"]])
+    catch_up: bool = Field(
+        True, description="Whether a run that was missed because the service was down is made up for, once.",
+        examples=[True])
+
+
+class Retry(Section):
+    """What happens after a failure that may pass by itself."""
+
+    attempts: int = Field(3, ge=1, le=20, description="How often a run is tried in all.", examples=[3])
+    pause: Duration = Field(
+        "5m", validate_default=True, examples=["5m"],
+        description="How long to wait before the second try; each further wait is twice as long.")
+
+
+class Limits(Section):
+    """What backups of a server may take from it. Nothing is limited by default."""
+
+    read: Size | None = Field(None, description="Bytes a second that are read from its disks.", examples=["200MiB"])
+    send: Size | None = Field(None, description="Bytes a second that are written to each destination.",
+                              examples=["50MiB"])
+    nice: int | None = Field(None, ge=0, le=19, description="Processor priority as of nice(1); 19 is the lowest.",
+                             examples=[10])
+    replica_lag: Duration | None = Field(
+        None, description="Pause while a replica of the server, or the server itself as a replica, is further behind.",
+        examples=["60s"])
+    disk_latency: Duration | None = Field(
+        None, description="Pause while the server's disk takes longer than this for a request.", examples=["50ms"])
+    max_pause: Duration = Field(
+        "30m", validate_default=True, examples=["30m"],
+        description="Give up when the pauses of one run add up to more than this.")
+    hang: Duration = Field(
+        "30m", validate_default=True, examples=["30m"],
+        description="A run without any progress for this long is stopped and counts as failed.")
+
+
+class Verify(Section):
+    """Stored objects are read again and compared with what was written."""
+
+    schedule: Cadence = Field(description="When.", examples=["0 12 * * *"])
+    subset: Percent | None = Field(None, description="The share read each time, another one each day; all without it.",
+                                   examples=["10%"])
+
+
 class Keep(Section):
     """What a destination keeps. A backup stays while any rule wants it; what it builds on stays with it."""
 
     recovery_window: Duration | None = Field(
         None, description="Every moment of this time up to now stays recoverable.", examples=["7d"])
     keep_fulls: int | None = Field(None, ge=1, description="The newest full backups to keep.", examples=[2])
+    hourly: int | None = Field(None, ge=1, description="Hours of which the last backup is kept.", examples=[24])
     daily: int | None = Field(None, ge=1, description="Days of which the last backup is kept.", examples=[7])
     weekly: int | None = Field(None, ge=1, description="Weeks of which the last backup is kept.", examples=[5])
     monthly: int | None = Field(None, ge=1, description="Months of which the last backup is kept.", examples=[12])
@@ -117,7 +189,7 @@ class SqlCheck(Section):
 class TestRestore(Section):
     """Backups are restored on a private server, looked at, and thrown away again."""
 
-    schedule: Cron | None = Field(None, description="When.", examples=["0 6 * * *"])
+    schedule: Cadence | None = Field(None, description="When.", examples=["0 6 * * *"])
     target: Annotated[str, Field(min_length=1, pattern=r"^\S+$")] = Field(
         "latest", description="To where: `latest`, `random`, or any target that `backupd restore --to` takes.",
         examples=["random"])
@@ -158,6 +230,12 @@ class Policy(Section):
     objectives: Objectives = Field(default_factory=lambda: Objectives.model_validate({}),
                                    description="What restores are measured against.")
     test_restore: TestRestore | None = Field(None, description="How backups are proved.")
+    verify: Verify | None = Field(None, description="How stored objects are read again.")
+    timing: Timing = Field(default_factory=lambda: Timing.model_validate({}),
+                           description="What holds for all schedules.")
+    retry: Retry = Field(default_factory=lambda: Retry.model_validate({}), description="What happens after a failure.")
+    limits: Limits = Field(default_factory=lambda: Limits.model_validate({}),
+                           description="What backups may take from the server.")
     witness: Witness = Field(default_factory=lambda: Witness.model_validate({}),
                              description="What restored tables are compared with.")
 

@@ -9,19 +9,18 @@ from pathlib import Path
 
 from backupd.app.adopt import adopt_unknown
 from backupd.app.deletion import sweep_destination
+from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
-from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
+from backupd.app.wiring import Wiring, worker_count
 from backupd.backup.physical import Documents, PhysicalOutcome, PhysicalSpec, execute
 from backupd.engine.probe import examine
 from backupd.engine.toolset import physical_tool, refuse_clashes
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.errors import BackupdError, RefusedError
+from backupd.model.errors import RefusedError
 from backupd.model.ids import new_id
-from backupd.model.job import JobRecord, JobState
 from backupd.model.manifest import Body, Header
-from backupd.model.progress import Report
-from backupd.model.proof import Phase, Witness
+from backupd.model.proof import Witness
 from backupd.model.units import format_duration
 from restore.runbook import render_runbook
 from restore.unpack import render_unpack
@@ -37,8 +36,8 @@ class Taken:
     problem: str
 
 
-def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, report: Report) -> BackupRecord:
-    """Take one backup now and give its record.
+def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun) -> BackupRecord:
+    """Take one backup now, as ``run``, and give its record.
 
     Raises NotFoundError (server), RefusedError (a backup of it runs already, or this version cannot take that kind)
     and whatever made the backup fail; then nothing of it is left.
@@ -47,21 +46,7 @@ def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, report: Repo
     if kind is not BackupKind.PHYSICAL_FULL:
         raise RefusedError(f"{kind} backups are not taken by this version", hint="use --kind full")
     with wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"):
-        wiring.catalog.jobs.abandon_dead(owner_is_alive, wiring.clock())
-        started_at = wiring.clock() + _behind(wiring, server_name)
-        job = JobRecord(id=new_id(started_at), kind=str(kind), server=server_name, state=JobState.RUNNING,
-                        started_at=started_at, owner=owner())
-        wiring.catalog.jobs.start(job)
-        try:
-            record = _run(wiring, server, job, report)
-        except BaseException as error:
-            shown = error if isinstance(error, BackupdError) else BackupdError(f"stopped: {type(error).__name__}")
-            wiring.catalog.jobs.finish(job.id, JobState.FAILED, wiring.clock(), error=shown)
-            raise
-        seconds = (record.finished_at - record.started_at).total_seconds()
-        wiring.catalog.jobs.finish(job.id, JobState.SUCCEEDED, wiring.clock(), bytes=record.stats.bytes_source,
-                                   phases=[Phase("backup", seconds, record.stats.bytes_source)])
-        return record
+        return _run(wiring, server, run)
 
 
 def _behind(wiring: Wiring, server: str) -> timedelta:
@@ -75,19 +60,19 @@ def _behind(wiring: Wiring, server: str) -> timedelta:
     return timedelta(0) if last is None or now > last else last + timedelta(seconds=1) - now
 
 
-def _run(wiring: Wiring, server: ServerSettings, job: JobRecord, report: Report) -> BackupRecord:
+def _run(wiring: Wiring, server: ServerSettings, run: JobRun) -> BackupRecord:
     destinations = wiring.required(server)
     for destination in destinations:
         # What dead runs left goes first; one of them may have died between its manifest and its row.
         sweep_destination(wiring, destination)
         adopt_unknown(wiring, destination, server.name)
     with ExitStack() as stack:
-        spec = resolve(wiring, server, job, destinations, stack.enter_context(wiring.workdir(job.id)))
-        taken = _execute(wiring, server, spec, report)
+        spec = resolve(wiring, server, run, destinations, stack.enter_context(wiring.workdir(run.job.id)))
+        taken = _execute(wiring, server, spec, run)
     return record_backup(wiring, spec, taken)
 
 
-def resolve(wiring: Wiring, server: ServerSettings, job: JobRecord, destinations: tuple[Destination, ...],
+def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: tuple[Destination, ...],
             workdir: Path) -> PhysicalSpec:
     """Freeze every decision about this backup. Reads the server, the keyring and the tools; changes nothing."""
     keys, fingerprints = wiring.recipients()
@@ -108,19 +93,21 @@ def resolve(wiring: Wiring, server: ServerSettings, job: JobRecord, destinations
                          unpack=render_unpack(header.backup_id, body.entries))
 
     return PhysicalSpec(
-        backup_id=job.id, server=server.name, connection=connection, info=probed.info, tool=tool,
+        backup_id=run.job.id, server=server.name, connection=connection, info=probed.info, tool=tool,
         destinations=destinations, recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
-        identity_key=wiring.identity_key(), workdir=workdir, started_at=job.started_at, documents=documents,
+        identity_key=wiring.identity_key(), workdir=workdir, started_at=wiring.clock() + behind, documents=documents,
         behind=behind, level=wiring.settings.encryption.compression_level, workers=worker_count(),
         parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings)
 
 
-def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, report: Report) -> Taken:
+def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, run: JobRun) -> Taken:
     policy = server.policy.witness
     if not policy.enabled:
-        return Taken(execute(spec, clock=wiring.clock, report=report), None, "")
-    with LockWindowWitness(spec.connection, server=spec.server, clock=wiring.clock, report=report) as witness:
-        outcome = execute(spec, clock=wiring.clock, report=report, on_stderr=witness.on_stderr)
+        outcome = execute(spec, clock=wiring.clock, report=run.report, cancel=run.cancel, fence=run.fence, log=run.log)
+        return Taken(outcome, None, "")
+    with LockWindowWitness(spec.connection, server=spec.server, clock=wiring.clock, report=run.report) as witness:
+        outcome = execute(spec, clock=wiring.clock, report=run.report, on_stderr=witness.on_stderr, cancel=run.cancel,
+                          fence=run.fence, log=run.log)
         seen = witness.collect(max_seconds=policy.max_duration.total_seconds())
         return Taken(outcome, seen, witness.problem)
 

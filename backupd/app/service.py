@@ -11,6 +11,7 @@ from typing import Any
 from backupd.app import deletion, verification
 from backupd.app.backups import take_backup
 from backupd.app.checkup import check
+from backupd.app.jobs import run_here
 from backupd.app.restores import plan, restore, test_restore
 from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
@@ -18,6 +19,7 @@ from backupd.backup.finding import Finding
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError
+from backupd.model.job import JobKind
 from backupd.model.progress import Report
 from backupd.model.proof import Proof
 from backupd.transfer.manifestio import load_header, load_side_file
@@ -63,7 +65,8 @@ class Service:
         return check(self._wiring, server)
 
     def backup(self, server: str, kind: BackupKind, report: Report) -> BackupRecord:
-        return take_backup(self._wiring, server, kind, report)
+        return run_here(self._wiring, JobKind(kind), server,
+                        lambda run: take_backup(self._wiring, server, kind, run), report=report)
 
     def backups(self, server: str | None) -> list[BackupRecord]:
         """Every backup that the catalog knows, deleted ones (within their grace period) too."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import Event
 
 from backupd.engine.client import Connection
 from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool, Remove, Rename
@@ -82,9 +83,15 @@ def execute(
     clock: Clock,
     report: Report,
     on_stderr: Callable[[str], None] | None = None,
+    cancel: Event | None = None,
+    fence: Callable[[], None] = lambda: None,
+    log: Path | None = None,
 ) -> PhysicalOutcome:
     """Take the backup and commit it at every destination. On any error nothing is committed and what was stored is
-    taken back; raises the error that began the trouble."""
+    taken back; raises the error that began the trouble.
+
+    ``cancel``: set it to stop the tool. ``fence`` is called right before the commit and raises when somebody else has
+    taken the job meanwhile. ``log``: file for what the tool prints."""
     sealer = Sealer(spec.recipients, spec.gnupg_home, level=spec.level)
     with Intent(spec.destinations, spec.server, spec.backup_id, clock=clock) as intent:
         known = known_everywhere([load_known(d, spec.server) for d in spec.destinations])
@@ -92,9 +99,9 @@ def execute(
                         tree=layout.tree_name(spec.server, spec.backup_id))
         side_files: list[StoredObject] = []
         try:
-            capture, packed = _capture(spec, fanout, report, on_stderr)
+            capture, packed = _capture(spec, fanout, report, on_stderr, cancel, log)
             report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
-            return _commit(spec, capture, packed, fanout, sealer, intent, clock, side_files)
+            return _commit(spec, capture, packed, fanout, sealer, intent, clock, side_files, fence)
         except BaseException as error:
             leftovers = _discard_side_files(spec, side_files) + fanout.discard(committed=bool(side_files))
             if leftovers and isinstance(error, BackupdError):
@@ -103,11 +110,16 @@ def execute(
 
 
 def _capture(
-    spec: PhysicalSpec, fanout: Fanout, report: Report, on_stderr: Callable[[str], None] | None
+    spec: PhysicalSpec,
+    fanout: Fanout,
+    report: Report,
+    on_stderr: Callable[[str], None] | None,
+    cancel: Event | None,
+    log: Path | None,
 ) -> tuple[Capture, Packed]:
     meter = _Meter(report, spec.info.data_bytes)
     request = CaptureRequest(connection=spec.connection, workdir=spec.workdir, parallel=spec.parallel,
-                             on_stderr=on_stderr, replica=spec.info.role is Role.REPLICA)
+                             on_stderr=on_stderr, replica=spec.info.role is Role.REPLICA, log=log, cancel=cancel)
     with Packer(fanout, workers=spec.workers) as packer, spec.tool.capture(request) as capture:
         for event in capture.events():
             match event:
@@ -138,6 +150,7 @@ def _commit(
     intent: Intent,
     clock: Clock,
     side_files: list[StoredObject],
+    fence: Callable[[], None],
 ) -> PhysicalOutcome:
     new = {stored.name: stored for stored in fanout.new_objects}
     objects = _referenced(packed, {**new, **{stored.name: stored for stored in fanout.reused_objects}})
@@ -165,7 +178,7 @@ def _commit(
     contents = {layout.BODY: sealed_body, layout.UNPACK: sealed_unpack, layout.RUNBOOK: documents.runbook}
     folder = layout.backup_folder(spec.server, spec.backup_id)
     for destination in spec.destinations:
-        for stored in (header.body, header.unpack, header.runbook):
+        for stored in header.side_files:
             put_bytes(destination, folder + stored.name, contents[stored.name])
         missing = confirm(destination, objects)
         if missing:
@@ -176,6 +189,7 @@ def _commit(
     # Before, lest somebody who took us for dead is just cleaning up after us; after, because only an intent that
     # outlived the commit proves that nobody did.
     intent.assert_held()
+    fence()
     for destination in spec.destinations:
         commit_header(destination, header)
     intent.assert_held()

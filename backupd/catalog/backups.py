@@ -133,6 +133,8 @@ def _columns(record: BackupRecord) -> dict[str, Any]:
         "bytes_new": record.stats.bytes_new, "files": record.stats.files, "files_linked": record.stats.files_linked,
         **position_columns(record.position), "flavour": record.flavour, "server_version": record.server_version,
         "tool_version": record.tool_version, "pinned": record.pinned, "warnings": list(record.warnings),
+        "from_lsn": record.from_lsn, "to_lsn": record.to_lsn, "server_uuid": record.server_uuid,
+        "reason": record.reason,
     }
 
 
@@ -153,7 +155,8 @@ def _record(row: RowMapping, found: Iterable[Copy]) -> BackupRecord:
         stats=Stats(row["bytes_source"], row["bytes_stored"], row["bytes_new"], row["files"], row["files_linked"]),
         position=Position(row["position_file"], row["position_pos"], row["position_gtid"]), flavour=row["flavour"],
         server_version=row["server_version"], tool_version=row["tool_version"], pinned=row["pinned"],
-        warnings=tuple(row["warnings"]), copies=tuple(found))
+        warnings=tuple(row["warnings"]), copies=tuple(found), from_lsn=row["from_lsn"], to_lsn=row["to_lsn"],
+        server_uuid=row["server_uuid"], reason=row["reason"])
 
 
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:

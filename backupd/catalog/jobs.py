@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import Connection, exists, insert, select, update
 from sqlalchemy.engine import RowMapping
@@ -12,7 +13,7 @@ from backupd.catalog.database import Database
 from backupd.catalog.phases import phases_from, phases_json
 from backupd.catalog.tables import jobs
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
-from backupd.model.job import JOB_MOVES, JobRecord, JobState
+from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
 from backupd.model.proof import Phase
 
 
@@ -22,16 +23,14 @@ class Jobs:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def start(self, record: JobRecord) -> None:
-        """Record a job that begins now. Raises RefusedError for an id that exists."""
+    def add(self, record: JobRecord) -> None:
+        """Record a job in one of its first states. Raises RefusedError for an id that exists."""
+        if record.state not in FIRST_STATES:
+            raise ValueError(f"no job begins as {record.state}")
         with self._database.write() as connection:
             if connection.scalar(select(exists().where(jobs.c.id == record.id))):
                 raise RefusedError(f"job {record.id} is in the catalog already")
-            connection.execute(insert(jobs).values(
-                id=record.id, kind=record.kind, server=record.server, state=str(record.state),
-                started_at=record.started_at, finished_at=record.finished_at, message=record.message,
-                detail=record.detail, hint=record.hint, bytes=record.bytes, phases=phases_json(record.phases),
-                owner=record.owner))
+            connection.execute(insert(jobs).values(**_columns(record)))
 
     def finish(self, job_id: str, state: JobState, now: datetime, *, error: BackupdError | None = None,
                bytes: int = 0, phases: Sequence[Phase] = ()) -> JobRecord:  # noqa: A002  the model's word
@@ -60,7 +59,7 @@ class Jobs:
     def list(self, server: str | None = None, *, kind: str | None = None, state: JobState | None = None,
              limit: int | None = None) -> tuple[JobRecord, ...]:
         """Newest first."""
-        query = select(jobs).order_by(jobs.c.started_at.desc(), jobs.c.id.desc()).limit(limit)
+        query = select(jobs).order_by(jobs.c.queued_at.desc(), jobs.c.id.desc()).limit(limit)
         for column, wanted in ((jobs.c.server, server), (jobs.c.kind, kind), (jobs.c.state, state)):
             if wanted is not None:
                 query = query.where(column == str(wanted))
@@ -88,8 +87,11 @@ def _one(connection: Connection, job_id: str) -> JobRecord:
     return _record(row)
 
 
+def _columns(record: JobRecord) -> dict[str, Any]:
+    columns = {column.name: getattr(record, column.name) for column in jobs.columns}
+    return {**columns, "state": str(record.state), "arguments": dict(record.arguments),
+            "progress": dict(record.progress) if record.progress else None, "phases": phases_json(record.phases)}
+
+
 def _record(row: RowMapping) -> JobRecord:
-    return JobRecord(
-        id=row["id"], kind=row["kind"], server=row["server"], state=JobState(row["state"]),
-        started_at=row["started_at"], finished_at=row["finished_at"], message=row["message"], detail=row["detail"],
-        hint=row["hint"], bytes=row["bytes"], phases=phases_from(row["phases"]), owner=row["owner"])
+    return JobRecord(**{**row, "state": JobState(row["state"]), "phases": phases_from(row["phases"])})

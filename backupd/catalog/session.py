@@ -7,6 +7,7 @@ from typing import Self
 
 from backupd.catalog.backups import Backups
 from backupd.catalog.database import Database
+from backupd.catalog.events import Events
 from backupd.catalog.jobs import Jobs
 from backupd.catalog.migrations import bring_up_to_date
 from backupd.catalog.proofs import Proofs
@@ -27,6 +28,7 @@ class Catalog:
         self.proofs = Proofs(database)
         self.witnesses = Witnesses(database)
         self.rates = Rates(database)
+        self.events = Events(database)
 
     def integrity(self) -> list[str]:
         """What the database finds wrong with itself, one line each. Reads everything; for `backupd fsck`."""

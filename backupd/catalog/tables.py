@@ -100,6 +100,10 @@ backups = Table(
     Column("tool_version", FreeText, nullable=False),
     Column("pinned", Boolean, nullable=False),
     Column("warnings", JSON, nullable=False),
+    Column("from_lsn", BigInteger, nullable=False, server_default="0"),
+    Column("to_lsn", BigInteger, nullable=False, server_default="0"),
+    Column("server_uuid", FreeText, nullable=False, server_default=""),
+    Column("reason", FreeText, nullable=False, server_default=""),
     Index(None, "server", "finished_at"),
 )
 
@@ -118,7 +122,7 @@ jobs = Table(
     Column("kind", String(64), nullable=False),
     Column("server", String(64), nullable=False),
     Column("state", String(32), nullable=False),
-    Column("started_at", UtcTime, nullable=False),
+    Column("started_at", UtcTime),
     Column("finished_at", UtcTime),
     Column("message", FreeText, nullable=False),
     Column("detail", FreeText, nullable=False),
@@ -126,8 +130,68 @@ jobs = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("phases", JSON, nullable=False),
     Column("owner", FreeText, nullable=False),
+    Column("queued_at", UtcTime, nullable=False),
+    Column("due_at", UtcTime),
+    Column("not_before", UtcTime),
+    Column("attempt", BigInteger, nullable=False, server_default="1"),
+    Column("previous", String(64), nullable=False, server_default=""),
+    Column("leg", String(64), nullable=False, server_default=""),
+    Column("requested_by", FreeText, nullable=False, server_default=""),
+    Column("arguments", JSON, nullable=False, server_default="{}"),
+    Column("token", BigInteger, nullable=False, server_default="0"),
+    Column("heartbeat_at", UtcTime),
+    Column("cancel_by", FreeText, nullable=False, server_default=""),
+    Column("progress", JSON),
+    Column("result", FreeText, nullable=False, server_default=""),
     Index(None, "server", "started_at"),
+    Index(None, "server", "queued_at"),
     Index(None, "state"),
+)
+
+schedules = Table(
+    "schedules", metadata,
+    Column("server", String(64), primary_key=True),
+    Column("leg", String(64), primary_key=True),
+    Column("cadence", FreeText, nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("handled", UtcTime, nullable=False),
+)
+
+holds = Table(
+    "holds", metadata,
+    Column("server", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("reason", FreeText, nullable=False),
+    Column("set_by", FreeText, nullable=False),
+    Column("since", UtcTime, nullable=False),
+)
+
+challenges = Table(
+    "challenges", metadata,
+    Column("id", String(64), primary_key=True),
+    Column("fingerprint", String(64), nullable=False),
+    Column("name", FreeText, nullable=False),
+    Column("issued_at", UtcTime, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("answered_at", UtcTime),
+    Column("answered_by", FreeText, nullable=False),
+    Index(None, "fingerprint", "issued_at"),
+)
+
+events = Table(
+    "events", metadata,
+    Column("number", Integer, primary_key=True, autoincrement=True),
+    Column("at", UtcTime, nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("severity", String(16), nullable=False),
+    Column("server", String(64), nullable=False),
+    Column("subject", FreeText, nullable=False),
+    Column("message", FreeText, nullable=False),
+    Column("detail", FreeText, nullable=False),
+    Column("hint", FreeText, nullable=False),
+    Column("job_id", String(64), nullable=False),
+    Index(None, "server", "at"),
+    Index(None, "kind", "at"),
 )
 
 restores = Table(

@@ -28,7 +28,7 @@ class BackupState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One destination's copy of a backup. ``state``: complete or damaged."""
+    """One destination's copy of a backup. ``state``: complete, damaged, or deleted (marked there, not yet swept)."""
 
     destination: str
     state: str
@@ -42,7 +42,11 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class BackupRecord:
-    """The JSON shape of a backup (contract): see ``as_json``. Times are UTC, sizes bytes."""
+    """The JSON shape of a backup (contract): see ``as_json``. Times are UTC, sizes bytes.
+
+    ``from_lsn`` and ``to_lsn``: log sequence numbers of the tool, 0 where it has none; an increment begins where its
+    parent ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another one was due.
+    """
 
     id: str
     server: str
@@ -59,6 +63,10 @@ class BackupRecord:
     pinned: bool = False
     warnings: tuple[str, ...] = ()
     copies: tuple[Copy, ...] = ()
+    from_lsn: int = 0
+    to_lsn: int = 0
+    server_uuid: str = ""
+    reason: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -69,5 +77,6 @@ class BackupRecord:
             "files_linked": self.stats.files_linked, "position": self.position.as_json(),
             "flavour": self.flavour, "server_version": self.server_version, "tool_version": self.tool_version,
             "pinned": self.pinned, "warnings": list(self.warnings),
+            "from_lsn": self.from_lsn, "to_lsn": self.to_lsn, "reason": self.reason,
             "copies": [copy.as_json() for copy in self.copies],
         }

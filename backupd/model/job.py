@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -12,58 +12,110 @@ from backupd.model.clock import format_time
 from backupd.model.proof import Phase
 
 
-class JobState(StrEnum):
-    """``abandoned``: whoever ran it is gone without a word (killed, power cut)."""
+class JobKind(StrEnum):
+    """What jobs do. The backups' names are those of ``BackupKind``."""
 
+    FULL = "physical-full"
+    INCREMENTAL = "physical-incremental"
+    LOGICAL = "logical"
+    TEST_RESTORE = "test-restore"
+    RETENTION = "retention"
+    VERIFY = "verify"
+    CHALLENGE = "challenge"
+
+
+class JobState(StrEnum):
+    """``abandoned``: whoever ran it is gone without a word (killed, power cut). ``missed``: its time passed while
+    nobody was there to start it. ``skipped``: its time came and a rule (pause, blackout, the run before it) kept it
+    from starting.
+    """
+
+    QUEUED = "queued"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    CANCELLED = "cancelled"
     ABANDONED = "abandoned"
+    MISSED = "missed"
+    SKIPPED = "skipped"
 
 
 JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
-    JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.ABANDONED}),
+    JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.SKIPPED}),
+    JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED}),
     JobState.SUCCEEDED: frozenset(),
     JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
     JobState.ABANDONED: frozenset(),
+    JobState.MISSED: frozenset(),
+    JobState.SKIPPED: frozenset(),
 }
-"""Where a job may go from each state. A repetition is a new job."""
+"""Where a job may go from each state. A repetition is a new job that names this one as ``previous``."""
+
+FIRST_STATES = frozenset({JobState.QUEUED, JobState.RUNNING, JobState.MISSED, JobState.SKIPPED})
+"""States in which a job may enter the catalog; RUNNING when somebody runs it in the foreground."""
 
 RESTORE_MOVES: Mapping[JobState, frozenset[JobState]] = {
     **JOB_MOVES,
     JobState.FAILED: frozenset({JobState.RUNNING}),
+    JobState.CANCELLED: frozenset({JobState.RUNNING}),
     JobState.ABANDONED: frozenset({JobState.RUNNING}),
 }
-"""A restore keeps what it has fetched, so a failed or abandoned one may run again."""
+"""A restore keeps what it has fetched, so one that failed, was cancelled or abandoned may run again."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """One run of ``kind`` (``backup``, ``test-restore``, ``verify`` ...) for a server.
+    """One run of ``kind`` (see ``JobKind``) for a server.
 
-    ``owner`` tells later which process ran it, in words of the caller (host, boot, process, start). ``bytes`` of
-    plaintext that were moved. ``message``, ``detail`` and ``hint`` are those of the error, empty without one.
+    ``leg`` and ``due_at``: which schedule of the policy asked for it, and for when; empty and None when a person did
+    (``requested_by``). ``not_before``: a repetition waits until then. ``attempt`` counts from 1; ``previous`` is the
+    job that this one repeats, or catches up. ``arguments``: of the kind, JSON. ``owner`` tells which process runs it,
+    in words of the caller (host, boot, process, start); ``token`` grows with each owner, and only the newest may write.
+    ``cancel_by``: who asked to stop it. ``progress``: the last report, JSON. ``result``: what it made (the id of a
+    backup or proof). ``bytes`` of plaintext that were moved. ``message``, ``detail`` and ``hint`` are those of the
+    error, empty without one.
     """
 
     id: str
     kind: str
     server: str
     state: JobState
-    started_at: datetime
+    queued_at: datetime
+    started_at: datetime | None = None
     finished_at: datetime | None = None
+    due_at: datetime | None = None
+    not_before: datetime | None = None
+    attempt: int = 1
+    previous: str = ""
+    leg: str = ""
+    requested_by: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    owner: str = ""
+    token: int = 0
+    heartbeat_at: datetime | None = None
+    cancel_by: str = ""
+    progress: Mapping[str, Any] | None = None
+    result: str = ""
     message: str = ""
     detail: str = ""
     hint: str = ""
     bytes: int = 0
     phases: tuple[Phase, ...] = ()
-    owner: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "kind": self.kind, "server": self.server, "state": str(self.state),
-                "started_at": format_time(self.started_at),
-                "finished_at": format_time(self.finished_at) if self.finished_at else None,
-                "message": self.message, "detail": self.detail, "hint": self.hint, "bytes": self.bytes,
-                "phases": [phase.as_json() for phase in self.phases]}
+                "queued_at": format_time(self.queued_at), "started_at": _time(self.started_at),
+                "finished_at": _time(self.finished_at), "due_at": _time(self.due_at),
+                "not_before": _time(self.not_before), "attempt": self.attempt, "previous": self.previous or None,
+                "leg": self.leg, "requested_by": self.requested_by, "arguments": dict(self.arguments),
+                "cancel_by": self.cancel_by, "progress": dict(self.progress) if self.progress else None,
+                "result": self.result, "message": self.message, "detail": self.detail, "hint": self.hint,
+                "bytes": self.bytes, "phases": [phase.as_json() for phase in self.phases]}
+
+
+def _time(moment: datetime | None) -> str | None:
+    return format_time(moment) if moment else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,5 +141,5 @@ class RestoreRecord:
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "server": self.server, "backup": self.backup_id, "target": self.target,
                 "datadir": self.datadir, "state": str(self.state), "started_at": format_time(self.started_at),
-                "finished_at": format_time(self.finished_at) if self.finished_at else None,
+                "finished_at": _time(self.finished_at),
                 "phases": [phase.as_json() for phase in self.phases], "error": self.error}

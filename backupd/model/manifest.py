@@ -53,6 +53,11 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Header:
+    """The clear part. ``from_lsn`` to ``to_lsn``: what the tool copied, 0 where it has no such numbers; an increment
+    begins where its ``parent`` ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another
+    was due. ``config``: the configuration of the source's host, where it was taken.
+    """
+
     backup_id: str
     server: str
     kind: str
@@ -66,6 +71,16 @@ class Header:
     unpack: StoredObject
     runbook: StoredObject
     codec: str = CODEC
+    from_lsn: int = 0
+    to_lsn: int = 0
+    server_uuid: str = ""
+    reason: str = ""
+    config: StoredObject | None = None
+
+    @property
+    def side_files(self) -> tuple[StoredObject, ...]:
+        """What lies beside the header in the backup's folder."""
+        return (self.body, self.unpack, self.runbook, *((self.config,) if self.config else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +161,8 @@ def encode_header(header: Header) -> bytes:
                   "files_linked": header.stats.files_linked},
         "objects": [_stored(item) for item in header.objects], "body": _stored(header.body),
         "unpack": _stored(header.unpack), "runbook": _stored(header.runbook),
+        "from_lsn": header.from_lsn, "to_lsn": header.to_lsn, "server_uuid": header.server_uuid,
+        "reason": header.reason, "config": _stored(header.config) if header.config else None,
     }
     document["checksum"] = hashlib.sha256(_canonical(document)).hexdigest()
     return _canonical(document)
@@ -167,7 +184,9 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             recipients=tuple(document["recipients"]), stats=Stats(**document["stats"]),
             objects=tuple(_read_stored(item) for item in document["objects"]),
             body=_read_stored(document["body"]), unpack=_read_stored(document["unpack"]),
-            runbook=_read_stored(document["runbook"]))
+            runbook=_read_stored(document["runbook"]), from_lsn=document["from_lsn"], to_lsn=document["to_lsn"],
+            server_uuid=document["server_uuid"], reason=document["reason"],
+            config=_read_stored(document["config"]) if document["config"] else None)
         if encode_header(header) != raw:
             raise ValueError("its bytes differ from what was written")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -188,9 +188,9 @@ def _unfinished(view: _View, busy: set[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def _sides(view: _View, header: Header) -> Iterator[Finding]:
-    for key, item in ((layout.body_key(header.server, header.backup_id), header.body),
-                      (layout.unpack_key(header.server, header.backup_id), header.unpack),
-                      (layout.runbook_key(header.server, header.backup_id), header.runbook)):
+    folder = layout.backup_folder(header.server, header.backup_id)
+    for item in header.side_files:
+        key = folder + item.name
         try:
             size = view.destination.stat(key).size
         except DestinationError as error:

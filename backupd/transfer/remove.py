@@ -138,7 +138,7 @@ def is_whole(destination: Destination, server: str, backup_id: str) -> bool:
     header = found.header
     folder = layout.backup_folder(server, backup_id)
     wanted = [(layout.object_key(item.name), item.size) for item in header.objects]
-    wanted += [(folder + item.name, item.size) for item in (header.body, header.unpack, header.runbook)]
+    wanted += [(folder + item.name, item.size) for item in header.side_files]
     try:
         return all(destination.stat(key).size == size for key, size in wanted)
     except ObjectMissingError:

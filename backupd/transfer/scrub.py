@@ -83,7 +83,7 @@ def _wanted(
     wanted: dict[str, StoredObject] = {}
     owners: dict[str, list[str]] = {}
     for header in headers:
-        for stored in (header.body, header.unpack, header.runbook):
+        for stored in header.side_files:
             key = layout.backup_folder(header.server, header.backup_id) + stored.name
             wanted[key] = stored
             owners.setdefault(key, []).append(header.backup_id)

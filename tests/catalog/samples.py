@@ -25,8 +25,9 @@ def backup(number: int = 1, *, server: str = "shop-db1", kind: BackupKind = Back
 
 
 def job(number: int = 1, *, server: str = "shop-db1", owner: str = "") -> JobRecord:
-    return JobRecord(id=f"job-{number}", kind="backup", server=server, state=JobState.RUNNING,
-                     started_at=NOON + timedelta(minutes=number), owner=owner)
+    moment = NOON + timedelta(minutes=number)
+    return JobRecord(id=f"job-{number}", kind="physical-full", server=server, state=JobState.RUNNING, queued_at=moment,
+                     started_at=moment, owner=owner, token=1)
 
 
 def restore(number: int = 1) -> RestoreRecord:

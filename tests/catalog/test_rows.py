@@ -113,9 +113,9 @@ def test_what_is_not_there_is_named(catalog: Catalog) -> None:
 
 
 def test_a_job_ends_once(catalog: Catalog) -> None:
-    catalog.jobs.start(samples.job())
+    catalog.jobs.add(samples.job())
     with pytest.raises(RefusedError):
-        catalog.jobs.start(samples.job())
+        catalog.jobs.add(samples.job())
     error = ToolError("gpg exited with 2", detail="no room", hint="make room")
     ended = catalog.jobs.finish("job-1", JobState.FAILED, samples.NOON, error=error, bytes=7_000_000_000,
                                 phases=[Phase("copy", 1.23456, 10)])
@@ -127,8 +127,8 @@ def test_a_job_ends_once(catalog: Catalog) -> None:
 
 
 def test_jobs_of_dead_processes_are_abandoned_and_cannot_succeed_later(catalog: Catalog) -> None:
-    catalog.jobs.start(samples.job(1, owner="dead"))
-    catalog.jobs.start(samples.job(2, owner="alive"))
+    catalog.jobs.add(samples.job(1, owner="dead"))
+    catalog.jobs.add(samples.job(2, owner="alive"))
     abandoned = catalog.jobs.abandon_dead(lambda owner: owner == "alive", samples.NOON)
     assert [(job.id, job.state) for job in abandoned] == [("job-1", JobState.ABANDONED)]
     assert "gone" in abandoned[0].message
@@ -192,7 +192,7 @@ def test_witnesses_are_found_by_id_backup_server_and_position(catalog: Catalog) 
 def test_no_text_of_a_tool_prevents_recording_its_failure(catalog: Catalog, text: str) -> None:
     job = replace(samples.job(), id="job-x")
     if not catalog.jobs.list():
-        catalog.jobs.start(job)
+        catalog.jobs.add(job)
         catalog.jobs.finish("job-x", JobState.FAILED, samples.NOON, error=ToolError(text, detail=text, hint=text))
     proof = replace(samples.proof(), error=text, checks=(replace(samples.proof().checks[0], detail=text),))
     catalog.proofs.add(proof)
@@ -206,7 +206,7 @@ def test_rates_are_medians_of_a_servers_own_good_runs_first(catalog: Catalog) ->
     for number, seconds in enumerate((1.0, 2.0, 40.0)):
         catalog.proofs.add(samples.proof(number, seconds=seconds))
     catalog.proofs.add(samples.proof(9, outcome="failed", seconds=0.01))
-    catalog.jobs.start(samples.job(1, server="other"))
+    catalog.jobs.add(samples.job(1, server="other"))
     catalog.jobs.finish("job-1", JobState.SUCCEEDED, samples.NOON, phases=[Phase("copy", 2.0, 1_000),
                                                                          Phase("fetched", 1.0, 1)])
     found = catalog.rates.of("shop-db1")

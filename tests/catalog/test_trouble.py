@@ -65,7 +65,7 @@ def test_threads_of_one_process_may_open_and_write_at_once(url: str) -> None:
         start.wait()
         with open_catalog(url) as catalog:
             for turn in range(5):
-                catalog.jobs.start(samples.job(100 * number + turn))
+                catalog.jobs.add(samples.job(100 * number + turn))
                 catalog.jobs.finish(f"job-{100 * number + turn}", JobState.SUCCEEDED, samples.NOON)
 
     with ThreadPoolExecutor(8) as pool:

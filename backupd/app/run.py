@@ -1,0 +1,35 @@
+"""One run of a job, as the code that does the work sees it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backupd.model.errors import CancelledError
+from backupd.model.job import JobRecord
+from backupd.model.progress import Report, silent
+
+
+def _ours() -> None:
+    """Nobody else could have taken the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """``report`` takes progress; ``cancel`` is set when the work should stop (pass it to pipelines, poll it in loops);
+    ``fence`` raises RefusedError when the job is no longer this process's: call it right before anything is committed.
+    ``log``: where tools may write what they print, redacted; None without a file.
+    """
+
+    job: JobRecord
+    report: Report = silent
+    cancel: threading.Event = field(default_factory=threading.Event)
+    fence: Callable[[], None] = _ours
+    log: Path | None = None
+
+    def check(self) -> None:
+        """Raises CancelledError when somebody asked to stop."""
+        if self.cancel.is_set():
+            raise CancelledError(f"job {self.job.id} was cancelled")

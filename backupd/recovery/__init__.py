@@ -1,0 +1,1 @@
+"""Pure functions over what is recorded, shared by retention, restore and every interface."""

@@ -1,0 +1,1 @@
+"""What to keep and what may go: pure decisions with their reasons."""
