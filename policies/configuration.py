@@ -262,6 +262,11 @@ class Configuration(Section):
                                 description="The folder of policies: each `NAME.yaml` in it is one. "
                                             "By default `policies` beside this file.",
                                 examples=["/etc/backupd/policies"])
+    programs: dict[Name, LocalPath] = Field(
+        default_factory=dict,
+        description="Programs that are not to be searched in PATH, by name: `mysqld`, `xtrabackup`, `mariadb-backup`, "
+                    "... A server's own release unpacked elsewhere, for example.",
+        examples=[{"mysqld": "/opt/mysql-8.4/bin/mysqld"}])
     servers: dict[Name, Server] = Field(description="The database servers, by name.")
     destinations: dict[Name, DestinationSettings] = Field(min_length=1, description="The destinations, by name.")
     encryption: Encryption = Field(description="The keys that backups are sealed for.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date, timedelta
+from itertools import pairwise
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -12,6 +14,10 @@ _LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _FIELDS: Sequence[tuple[str, int, int, Sequence[str]]] = (
     ("minute", 0, 59, ()), ("hour", 0, 23, ()), ("day of the month", 1, 31, ()), ("month", 1, 12, _MONTHS),
     ("day of the week", 0, 7, _DAYS))
+
+_ERA = date(2000, 1, 1)
+_YEARS = timedelta(days=8 * 366)
+"""Long enough that a leap day comes twice."""
 
 _ITEM = re.compile(r"(\*|\w+)(?:-(\w+))?(?:/(\d{1,4}))?")
 
@@ -33,6 +39,41 @@ def parse_cron(text: str) -> tuple[frozenset[int], ...]:
     return tuple(values)
 
 
+def comes_on(text: str, day: date) -> bool:
+    """Does the expression name any time of ``day``? Where both days are restricted either suffices (crontab(5))."""
+    _minutes, _hours, days, months, weekdays = parse_cron(text)
+    return _comes(text, days, months, weekdays, day)
+
+
+def _comes(text: str, days: frozenset[int], months: frozenset[int], weekdays: frozenset[int], day: date) -> bool:
+    _minute, _hour, day_word, _month, weekday_word = text.split()
+    by_day, by_weekday = day.day in days, day.isoweekday() % 7 in weekdays
+    either = not day_word.startswith("*") and not weekday_word.startswith("*")
+    return day.month in months and (by_day or by_weekday if either else by_day and by_weekday)
+
+
+def times_of_day(text: str) -> tuple[int, ...]:
+    """Minutes of the day at which the expression comes, on the days when it does."""
+    minutes, hours, *_days = parse_cron(text)
+    return tuple(sorted(hour * 60 + minute for hour in hours for minute in minutes))
+
+
+def gaps(text: str) -> tuple[timedelta, timedelta]:
+    """The shortest and the longest time between two of its moments, by the clock on the wall."""
+    _minutes, _hours, days, months, weekdays = parse_cron(text)
+    times = times_of_day(text)
+    found = [timedelta(minutes=after - before) for before, after in pairwise(times)]
+    over_night = timedelta(minutes=times[0] - times[-1])
+    last: date | None = None
+    for number in range(_YEARS.days):
+        day = _ERA + timedelta(days=number)
+        if _comes(text, days, months, weekdays, day):
+            if last is not None:
+                found.append(day - last + over_night)
+            last = day
+    return (min(found), max(found)) if found else (_YEARS, _YEARS)
+
+
 def _field(word: str, name: str, low: int, high: int, names: Sequence[str]) -> frozenset[int]:
     found: set[int] = set()
     for item in word.split(","):
@@ -47,7 +88,7 @@ def _field(word: str, name: str, low: int, high: int, names: Sequence[str]) -> f
         else:
             start = _value(match[1], name, low, high, names)
             end = _value(match[2], name, low, high, names) if match[2] else high if match[3] else start
-            if names is _DAYS and match[2] and end == 0:
+            if names is _DAYS and match[2] and end == 0 < start:
                 end = 7
         if end < start:
             raise ValueError(f"{item!r}: the {name} {match[2]} comes before {match[1]}; write two ranges with a comma")

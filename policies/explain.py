@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from backupd.model.units import format_duration, format_size
 from policies.cron import parse_cron
-from policies.schema import Keep, Policy
+from policies.fields import every
+from policies.schema import Keep, Limits, Policy
 
 
 def explain(policy: Policy) -> list[str]:
@@ -13,7 +16,8 @@ def explain(policy: Policy) -> list[str]:
     if policy.physical is not None:
         lines.append(f"A full copy of the data files is taken {when(policy.physical.full)}.")
         if policy.physical.incremental:
-            lines.append(f"A copy of what changed since the one before is taken {when(policy.physical.incremental)}.")
+            lines.append(f"A copy of what changed since the one before is taken {when(policy.physical.incremental)}; "
+                         f"after {policy.physical.max_chain} of them a full one is taken instead.")
     if policy.logical is not None:
         tables = policy.logical.tables
         limits = f" except {', '.join(tables.exclude)}" if tables.exclude else ""
@@ -39,18 +43,70 @@ def explain(policy: Policy) -> list[str]:
         start = when(test.schedule) if test.schedule else "when somebody asks for it"
         lines.append(f"A test restore to {test.target} is made {start}, with {len(test.checks)} "
                      f"SQL check{'' if len(test.checks) == 1 else 's'}.")
+    if policy.verify is not None:
+        lines.append(f"{_share(policy.verify.subset)} that is stored is read again and compared "
+                     f"{when(policy.verify.schedule)}.")
     if policy.witness.enabled:
         seconds = format_duration(policy.witness.max_duration.total_seconds())
         lines.append(f"With each full backup the source's tables are summed up for comparison, for at most {seconds}.")
+    return [*lines, *_timing(policy), *_limits(policy.limits)]
+
+
+def _timing(policy: Policy) -> list[str]:
+    timing, retry = policy.timing, policy.retry
+    lines = []
+    if timing.timezone:
+        lines.append(f"Times are those of {timing.timezone}.")
+    if timing.jitter:
+        lines.append(f"Each run starts up to {_span(timing.jitter)} later, always the same for one server.")
+    if timing.blackout:
+        lines.append(f"Nothing starts in {' nor in '.join(timing.blackout)}; what is due then starts at its end.")
+    if not timing.catch_up:
+        lines.append("A run that was missed is not made up for.")
+    if retry.attempts == 1:
+        lines.append("A run that fails is not repeated.")
+    else:
+        lines.append(f"A run that fails for a reason that may pass is tried {retry.attempts} times in all, the second "
+                     f"time after {_span(retry.pause)}, then twice as long each time.")
     return lines
 
 
-def when(cron: str) -> str:
-    """``at 02:00 on mon-sat``; expressions that are not one time a day are shown as they are written."""
-    minutes, hours, *_days = parse_cron(cron)
-    _minute, _hour, day, month, weekday = cron.split()
+def _limits(limits: Limits) -> list[str]:
+    lines = []
+    if limits.read:
+        lines.append(f"At most {format_size(limits.read)} a second are read from the server's disks.")
+    if limits.send:
+        lines.append(f"At most {format_size(limits.send)} a second are written to each destination.")
+    if limits.nice is not None:
+        lines.append(f"The work runs at processor priority {limits.nice}.")
+    reasons = []
+    if limits.replica_lag:
+        reasons.append(f"a replica is more than {_span(limits.replica_lag)} behind")
+    if limits.disk_latency:
+        reasons.append(f"the disk takes more than {limits.disk_latency.total_seconds() * 1000:.0f} ms for a request")
+    if reasons:
+        lines.append(f"It pauses while {', or while '.join(reasons)}, and gives up after "
+                     f"{_span(limits.max_pause)} of pauses.")
+    return [*lines, f"A run without any progress for {_span(limits.hang)} is stopped and counts as failed."]
+
+
+def _span(span: timedelta) -> str:
+    return format_duration(span.total_seconds())
+
+
+def _share(subset: float | None) -> str:
+    return f"{subset * 100:g} % of all" if subset else "All"
+
+
+def when(cadence: str) -> str:
+    """``at 02:00 on mon-sat``, ``every 6h``; expressions that are not one time a day are shown as they are written."""
+    interval = every(cadence)
+    if interval is not None:
+        return f"every {_span(interval)}"
+    minutes, hours, *_days = parse_cron(cadence)
+    _minute, _hour, day, month, weekday = cadence.split()
     if len(minutes) != 1 or len(hours) != 1 or month != "*" or (day != "*" and weekday != "*"):
-        return f"on the schedule `{cron}`"
+        return f"on the schedule `{cadence}`"
     clock = f"at {min(hours):02}:{min(minutes):02}"
     if day != "*":
         return f"{clock} on day {day} of each month"
@@ -62,7 +118,9 @@ def _kept(rule: Keep) -> str:
     if rule.recovery_window:
         parts.append(f"every moment of the last {format_duration(rule.recovery_window.total_seconds())}")
     if rule.keep_fulls:
-        parts.append(f"the newest {rule.keep_fulls} full backups")
+        parts.append("the newest full backup" if rule.keep_fulls == 1 else
+                     f"the newest {rule.keep_fulls} full backups")
     parts += [f"the last backup of each of {number} {unit}" for number, unit in (
-        (rule.daily, "days"), (rule.weekly, "weeks"), (rule.monthly, "months"), (rule.yearly, "years")) if number]
+        (rule.hourly, "hours"), (rule.daily, "days"),
+        (rule.weekly, "weeks"), (rule.monthly, "months"), (rule.yearly, "years")) if number]
     return ", and ".join(parts)

@@ -20,9 +20,11 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from backupd.model.ids import is_name
+from backupd.model.clock import parse_time
+from backupd.model.ids import is_id, is_name
 from backupd.model.units import parse_duration, parse_size
 from policies.cron import parse_cron
+from policies.window import parse_window
 
 BASE = "base"
 """Key of pydantic's validation context: the folder of the file, which relative paths start from."""
@@ -90,16 +92,8 @@ def _cadence(value: str) -> str:
     return value
 
 
-_DAY = r"(?:sun|mon|tue|wed|thu|fri|sat)"
-_WINDOW = re.compile(rf"(?:(\*|{_DAY}(?:-{_DAY})?(?:,{_DAY}(?:-{_DAY})?)*) )?([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
-
-
 def _window(value: str) -> str:
-    match = _WINDOW.fullmatch(value)
-    if match is None or (match[4] == "24" and match[5] != "00"):
-        raise ValueError(f"{value!r} is not a window: write HH:MM-HH:MM or days before it, as in mon-fri 08:00-18:00")
-    if (match[2], match[3]) == (match[4], match[5]):
-        raise ValueError(f"{value!r} is empty: its two times are the same")
+    parse_window(value)
     return value
 
 
@@ -109,6 +103,29 @@ def _timezone(value: str) -> str:
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(f"{value!r} is not a time zone: write UTC or a name as in Europe/Berlin") from None
     return value
+
+
+_GTID = re.compile(r"(?:before-)?gtid:[0-9a-fA-F][\w:,\s-]*")
+_PLACE = re.compile(r"[^\s/\\:@]+\.\d{1,10}:\d{1,19}")
+
+
+def _target(value: str) -> str:
+    goal, at, branch = value.rpartition("@")
+    goal = goal if at else value
+    if not (goal in ("latest", "random") or _GTID.fullmatch(goal) or _PLACE.fullmatch(goal)
+            or (goal.startswith("backup:") and is_id(goal.removeprefix("backup:"))) or _is_time(goal)) \
+            or (at and (not is_name(branch) or goal == "random")):
+        raise ValueError(f"{value!r} is not a target: write latest, random, backup:ID, a time such as "
+                         "2026-11-21T09:41:03Z, gtid:..., before-gtid:... or FILE:POS")
+    return value
+
+
+def _is_time(text: str) -> bool:
+    try:
+        parse_time(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _percent(value: Any) -> float:
@@ -156,7 +173,7 @@ def _table_pattern(value: str) -> str:
     return value
 
 
-Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": "string", "format": "size"})]
+Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": ["string", "integer"], "format": "size"})]
 """Bytes."""
 Duration = Annotated[timedelta, BeforeValidator(_duration), WithJsonSchema({"type": "string", "format": "duration"})]
 Cron = Annotated[str, AfterValidator(_cron), WithJsonSchema({"type": "string", "format": "cron expression"})]
@@ -165,6 +182,8 @@ Cadence = Annotated[str, AfterValidator(_cadence),
 """Five cron fields, or ``every 6h``."""
 Window = Annotated[str, AfterValidator(_window), WithJsonSchema({"type": "string", "format": "time window"})]
 TimeZone = Annotated[str, AfterValidator(_timezone), WithJsonSchema({"type": "string", "format": "time zone"})]
+Target = Annotated[str, AfterValidator(_target), WithJsonSchema({"type": "string", "format": "target"})]
+"""Where a restore goes to, or ``random``: the place for each test restore is drawn anew."""
 Percent = Annotated[float, BeforeValidator(_percent), WithJsonSchema({"type": "string", "format": "percentage"})]
 """0 to 1 after reading."""
 Name = Annotated[str, AfterValidator(_name), WithJsonSchema({"type": "string", "format": "name"})]

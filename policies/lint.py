@@ -1,29 +1,153 @@
-"""What is valid and still deserves a word: missing legs, and what this version does not do yet."""
+"""What is valid and still deserves a word: what is missing, what cannot be kept, what this version does not do yet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
 
+from backupd.model.units import format_duration
 from policies.configuration import Configuration, FilesystemDestination
-from policies.schema import Policy
+from policies.contradictions import distances, schedules
+from policies.cron import parse_cron
+from policies.fields import every
+from policies.schema import Keep, Policy
+
+CROWD = 5
+"""So many servers that start in the same minute are worth a word."""
+
+_DAY = timedelta(days=1)
 
 
-def advice(policy: Policy) -> list[str]:
-    """Sentences about what a careful operator would add. Each names its field."""
-    found = []
+def advice(policy: Policy, configuration: Configuration | None = None) -> list[str]:
+    """Sentences about what a careful operator would change. Each names its field.
+
+    ``configuration``: where the policy's destinations are described; without it nothing is said about them.
+    """
+    return [*_missing(policy), *_off_site(policy, configuration), *_window(policy), *_chain(policy), *_promises(policy)]
+
+
+def _missing(policy: Policy) -> Iterator[str]:
     if policy.physical is None:
-        found.append("physical: missing; a whole server comes back much faster from its data files than from dumps")
+        yield "physical: missing; a whole server comes back much faster from its data files than from dumps"
     if policy.logical is None:
-        found.append("logical: missing; single tables and other versions are easiest to restore from dumps")
+        yield "logical: missing; single tables and other versions are easiest to restore from dumps"
     if policy.binlog is None:
-        found.append("binlog: missing; without it only the moments of backups are recoverable, none between them")
+        yield "binlog: missing; without it only the moments of backups are recoverable, none between them"
     if not policy.config_files:
-        found.append("config_files: missing; a bare host needs its configuration back too")
-    if len(policy.destinations.required) + len(policy.destinations.others) < 2:
-        found.append("destinations: only one; a second place, away from the first, survives its loss")
+        yield "config_files: missing; a bare host needs its configuration back too"
+    if len(_places(policy)) < 2:
+        yield "destinations: only one; a second place, away from the first, survives its loss"
     if policy.test_restore is None:
-        found.append("test_restore: missing; a backup that was never restored is a hope")
-    return found
+        yield "test_restore: missing; a backup that was never restored is a hope"
+    elif policy.test_restore.schedule is None:
+        yield "test_restore.schedule: missing; nobody restores by hand for long"
+    if policy.verify is None:
+        yield "verify: missing; disks lose bytes silently, and only reading finds it before a restore does"
+
+
+def _places(policy: Policy) -> tuple[str, ...]:
+    return (*policy.destinations.required, *policy.destinations.others)
+
+
+def _off_site(policy: Policy, configuration: Configuration | None) -> Iterator[str]:
+    kinds = [] if configuration is None else [configuration.destinations.get(name) for name in _places(policy)]
+    if len(kinds) > 1 and all(isinstance(kind, FilesystemDestination) for kind in kinds):
+        yield ("destinations: all of them are folders of this host's file systems; fire, theft and an intruder take "
+               "them together with the server")
+
+
+def _window(policy: Policy) -> Iterator[str]:
+    windows = {name: rule.recovery_window for name, rule in policy.retention.items() if rule.recovery_window}
+    if not windows:
+        return
+    name, longest = max(windows.items(), key=lambda item: item[1])
+    field = f"retention.{name}.recovery_window"
+    if policy.binlog is None or not policy.binlog.stream:
+        yield (f"{field}: promises every moment of the last {_span(longest)}, but without binlog only the moments of "
+               "backups come back")
+    if policy.physical is None and policy.logical is None:
+        yield f"{field}: promised, but no full backup is taken that the binary log could be replayed on"
+    full = _full(policy)
+    for other in _places(policy):
+        rule = policy.retention.get(other)
+        if other != name and rule is not None and _reach(rule, full) < longest:
+            yield (f"retention.{other}: reaches back {_span(_reach(rule, full))}, the recovery window of {name} "
+                   f"{_span(longest)}; should {name} be lost, the rest of that time is lost with it")
+    if full > longest:
+        yield (f"{field}: {_span(longest)} is less than the time between two full backups ({_span(full)}); one damaged "
+               "full backup would take the whole window with it")
+
+
+def _full(policy: Policy) -> timedelta:
+    """The longest time between two full backups of any sort."""
+    cadences = [policy.physical.full] if policy.physical else []
+    cadences += [policy.logical.schedule] if policy.logical else []
+    return min((distances(cadence)[1] for cadence in cadences), default=timedelta(0))
+
+
+def _reach(rule: Keep, full: timedelta) -> timedelta:
+    """How far back a destination's rules reach when every schedule runs."""
+    units = ((rule.hourly, timedelta(hours=1)), (rule.daily, _DAY), (rule.weekly, 7 * _DAY), (rule.monthly, 30 * _DAY),
+             (rule.yearly, 365 * _DAY), (rule.keep_fulls, full))
+    return max((rule.recovery_window or timedelta(0), *(number * unit for number, unit in units if number)))
+
+
+def _chain(policy: Policy) -> Iterator[str]:
+    physical = policy.physical
+    if physical is None or physical.incremental is None or physical.max_chain == 0:
+        return
+    step, full = distances(physical.incremental)[0], distances(physical.full)[1]
+    needed = full // step - (1 if full % step == timedelta(0) else 0)
+    if needed > physical.max_chain and step < full:
+        yield (f"physical.max_chain: at most {physical.max_chain} increments, but up to {needed} are due between two "
+               "full backups: full ones will be taken in their place")
+
+
+def _promises(policy: Policy) -> Iterator[str]:
+    rpo = policy.objectives.rpo
+    if rpo is None:
+        return
+    if policy.binlog is not None and policy.binlog.stream:
+        if rpo < policy.binlog.checkpoint:
+            yield (f"objectives.rpo: {_span(rpo)} cannot be kept: the binary log is stored every "
+                   f"{_span(policy.binlog.checkpoint)} (binlog.checkpoint)")
+        return
+    steps = [distances(cadence)[1] for location, cadence in schedules(policy) if location[0] in ("physical", "logical")]
+    if steps and rpo < min(steps):
+        yield (f"objectives.rpo: {_span(rpo)} cannot be kept: without binlog all work since the last backup is lost, "
+               f"up to {_span(min(steps))}")
+
+
+def crowds(configuration: Configuration, policies: Mapping[str, Policy]) -> list[str]:
+    """Schedules that start on many servers in the very same minute. Each names the policies and the fields."""
+    servers = Counter(server.policy for server in configuration.servers.values())
+    due: dict[tuple[str, int], list[tuple[str, str]]] = {}
+    for name in sorted(servers):
+        policy = policies.get(name)
+        if policy is None or policy.timing.jitter is not None:
+            continue
+        for location, cadence in schedules(policy):
+            for moment in _moments(cadence):
+                due.setdefault(moment, []).append((name, ".".join(map(str, location))))
+    found: dict[str, None] = {}
+    for where in due.values():
+        number = sum(servers[name] for name in {name for name, _field in where})
+        if number >= CROWD:
+            fields = ", ".join(f"{name}: {field}" for name, field in where)
+            found[f"timing.jitter: {number} servers start in the same minute ({fields}); a jitter spreads them"] = None
+    return list(found)
+
+
+def _moments(cadence: str) -> Iterator[tuple[str, int]]:
+    """What two cadences share when they come in the same minute: how the time of day is written, and the weekday."""
+    weekdays = range(7) if every(cadence) is not None or cadence.split()[2] != "*" else sorted(parse_cron(cadence)[4])
+    clock = " ".join(cadence.split()[:2])
+    yield from ((clock, weekday) for weekday in weekdays)
+
+
+def _span(span: timedelta) -> str:
+    return format_duration(span.total_seconds())
 
 
 def not_yet_active(policy: Policy, configuration: Configuration | None = None) -> list[str]:
@@ -32,27 +156,14 @@ def not_yet_active(policy: Policy, configuration: Configuration | None = None) -
     With ``configuration`` also required destinations of a type that cannot be opened yet.
     """
     found = []
-    if policy.physical is not None:
-        found.append("physical.full: its schedule does not start by itself yet; "
-                     "run `backupd backup SERVER --kind full` from cron")
-        if policy.physical.incremental:
-            found.append("physical.incremental: incremental backups are not taken yet")
     if policy.logical is not None:
         found.append("logical: logical backups are not taken yet")
     if policy.binlog is not None:
         found.append("binlog: the binary log is not archived yet")
-    if policy.config_files:
-        found.append("config_files: not kept with backups yet")
     if policy.destinations.others:
         found.append(f"destinations.others: nothing is copied to {', '.join(policy.destinations.others)} yet")
-    if policy.retention:
-        found.append("retention: nothing expires by itself yet; `backupd backups delete ID` removes a backup")
     if policy.objectives.rpo:
         found.append("objectives.rpo: not watched yet")
-    if policy.test_restore is not None and policy.test_restore.schedule:
-        found.append("test_restore.schedule: does not start by itself yet; run `backupd test-restore SERVER` from cron")
-    if policy.test_restore is not None and policy.test_restore.target != "latest":
-        found.append("test_restore.target: the newest backup is restored, whatever is written here")
     known: Mapping[str, object] = configuration.destinations if configuration else {}
     for name in policy.destinations.required:
         if name in known and not isinstance(known[name], FilesystemDestination):

@@ -9,6 +9,7 @@ from pathlib import Path
 from backupd.model.errors import ConfigurationError, Problem
 from backupd.model.ids import is_name
 from policies.configuration import Configuration
+from policies.contradictions import contradictions
 from policies.document import Node, read_document
 from policies.fields import local_path
 from policies.problems import place, suggestion, validate
@@ -74,6 +75,7 @@ def read_policy(path: Path) -> PolicyFile:
         policy, wrong = validate(Policy, node, path)
         problems += wrong
         problems += _retention_elsewhere(node, path)
+        problems += _contradictions(policy, node, path)
     return PolicyFile(path, policy, node, tuple(problems))
 
 
@@ -123,6 +125,11 @@ def _retention_elsewhere(node: Node, path: Path) -> list[Problem]:
             problems.append(Problem(str(path), line, dotted,
                                     f"`{name}` is not among this policy's destinations{suggestion(name, used)}"))
     return problems
+
+
+def _contradictions(policy: Policy | None, node: Node, path: Path) -> list[Problem]:
+    found = contradictions(policy) if policy is not None else []
+    return [Problem(str(path), *place(node, one.location), one.message) for one in found]
 
 
 def _unknown_policies(node: Node, path: Path, files: Mapping[str, PolicyFile]) -> list[Problem]:

@@ -28,9 +28,12 @@ one file for each policy in the folder that it names. Both are YAML. All problem
 with file and line; a name that is not in this reference is an error.
 
 * **size**: `500GiB`, `20MB`, `4096`; K, M, G, T, P alone are powers of 1024.
-* **duration**: `10s`, `15m`, `2h`, `7d`, `1d12h`.
+* **duration**: `50ms`, `10s`, `15m`, `2h`, `7d`, `1d12h`.
 * **cron expression**: minute, hour, day of the month, month, day of the week, in quotes: `"0 2 * * sun"`.
   Weekdays are names or 0 (Sunday) to 6; where both days are given either suffices, as in crontab(5).
+* **interval**: `every 6h`, at least a minute; counted from a fixed moment, so that a restart shifts nothing.
+* **time window**: `08:00-18:00`, `mon-fri 08:00-18:00`, `sat,sun 00:00-24:00`; `22:00-04:00` ends on the next day.
+* **target**: `latest`, `random`, `backup:ID`, a time with its offset, `gtid:...`, `before-gtid:...` or `FILE:POS`.
 * **path**: a relative path starts at the folder of the file that it is written in.
 * **name**: letters, digits, `.`, `_` and `-`, at most 63, the first a letter or digit.
 * **Secrets** are never written here: name a file that only the service can read.
@@ -130,7 +133,7 @@ def _inner(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator
                 for reference_ in values["oneOf"]:
                     inner = _definition(reference_, definitions)
                     yield f".NAME ({inner['properties']['type']['const']})", inner
-            else:
+            elif "$ref" in values:
                 yield ".NAME", _definition(values, definitions)
 
 

@@ -16,6 +16,7 @@ from policies.fields import (
     Section,
     Size,
     TablePattern,
+    Target,
     TimeZone,
     Window,
     Words,
@@ -29,7 +30,7 @@ NO_LOGICAL_INCREMENTS = (
 class Physical(Section):
     """Copies of the data files: the way back for a whole server."""
 
-    full: Cadence = Field(description="When full backups are taken.", examples=["0 2 * * sun"])
+    full: Cadence = Field(description="When full backups are taken.", examples=["0 2 * * sun", "every 24h"])
     incremental: Cadence | None = Field(
         None, description="When backups of what changed since the one before are taken.", examples=["0 2 * * mon-sat"])
     parallel: int = Field(2, ge=1, le=64, description="Files that the tool copies at once.", examples=[4])
@@ -120,13 +121,18 @@ class Limits(Section):
     nice: int | None = Field(None, ge=0, le=19, description="Processor priority as of nice(1); 19 is the lowest.",
                              examples=[10])
     replica_lag: Duration | None = Field(
-        None, description="Pause while a replica of the server, or the server itself as a replica, is further behind.",
-        examples=["60s"])
+        None, examples=["60s"],
+        description="Pause while the server, as a replica, is further behind, or one of its own replicas that is a "
+                    "server of the configuration and tells its address (`report_host`); go on below half of it. A lag "
+                    "that cannot be known counts as too much.")
     disk_latency: Duration | None = Field(
-        None, description="Pause while the server's disk takes longer than this for a request.", examples=["50ms"])
+        None, examples=["50ms"],
+        description="Pause while the disk under the server's datadir takes longer than this for a request, on average "
+                    "of two seconds; go on below half of it.")
     max_pause: Duration = Field(
         "30m", validate_default=True, examples=["30m"],
-        description="Give up when the pauses of one run add up to more than this.")
+        description="Give up when the pauses of one run add up to more than this. In a pause the redo log is not "
+                    "copied either; a server that writes its whole redo log meanwhile makes the backup fail.")
     hang: Duration = Field(
         "30m", validate_default=True, examples=["30m"],
         description="A run without any progress for this long is stopped and counts as failed.")
@@ -190,7 +196,7 @@ class TestRestore(Section):
     """Backups are restored on a private server, looked at, and thrown away again."""
 
     schedule: Cadence | None = Field(None, description="When.", examples=["0 6 * * *"])
-    target: Annotated[str, Field(min_length=1, pattern=r"^\S+$")] = Field(
+    target: Target = Field(
         "latest", description="To where: `latest`, `random`, or any target that `backupd restore --to` takes.",
         examples=["random"])
     checks: tuple[SqlCheck, ...] = Field((), description="Questions to the restored server, besides CHECK TABLE.")

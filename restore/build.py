@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from backupd.engine.datafiles import verify_tables
 from backupd.engine.external import remap
 from backupd.engine.launch import options_for_copy
-from backupd.engine.physical import PhysicalTool
+from backupd.engine.physical import PhysicalTool, verify_files
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from restore.fetch import Opener, default_workers, fetch
@@ -61,7 +62,9 @@ def build(
 
     Tablespaces that lay outside the source's data directory come to ``folder/external``, and the links to them
     name ``final_store``, where they will lie when a server is started (None: where they are). What an earlier call
-    left in ``folder`` is used as far as its hashes are right, whatever that call was doing when it ended.
+    left in ``folder`` is used as far as its hashes are right, whatever that call was doing when it ended: an increment
+    that was half applied, or applied wholly, cannot be applied again, so every attempt begins with all members exactly
+    as they were backed up.
     ``workers`` 0: as many as this machine can use. ``memory_cap`` in bytes, for the prepare.
     """
     warnings: list[str] = []
@@ -84,6 +87,7 @@ def build(
                 durable=False,
             )
             warnings += fetched.repaired
+            verify_files(goal, {entry.path: entry.size for entry in loaded.body.entries})
     with watch.phase("prepared", size):
         redo = sum(tool.redo_bytes(goal) for goal in (base, *increments))
         memory = choose_memory(redo=redo, available=available_memory(), cap=memory_cap)
@@ -97,6 +101,7 @@ def build(
             report=report,
             cancel=cancel,
         )
+        verify_tables(base, [entry.path for entry in chain[-1].body.entries])
         for increment in increments:
             shutil.rmtree(increment)
         moved = remap(base, store=store, final=final_store)

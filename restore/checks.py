@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import TypeVar
 
 from backupd.engine.client import Connection, Session, error_code
+from backupd.engine.probe import read_dialect
 from backupd.engine.tables import TableName, list_tables
 from backupd.engine.witness import checksums, object_counts
 from backupd.model.errors import ServerError
@@ -98,11 +99,7 @@ def check_sql(
         try:
             with connection.connect() as session:
                 session.execute("SET time_zone = '+00:00'")
-                # A variable of the session: MariaDB counts seconds; MySQL milliseconds, and for SELECT only.
-                if "mariadb" in session.greeting.lower():
-                    session.execute(f"SET max_statement_time = {seconds:.3f}")
-                else:
-                    session.execute(f"SET max_execution_time = {max(1, round(seconds * 1000))}")
+                read_dialect(session).limit(session, seconds)
                 session.execute("START TRANSACTION READ ONLY")
                 rows = session.query(fill_in(statement, target))
         except ServerError as error:

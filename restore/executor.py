@@ -9,8 +9,8 @@ import contextlib
 import shutil
 import stat
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from threading import Event
@@ -31,6 +31,7 @@ from restore.memory import DEFAULT_CAP
 from restore.occupancy import refuse_nested, refuse_non_empty, refuse_occupied
 from restore.ownership import find_account
 from restore.place import clear, close_datadir, place
+from restore.plan import bytes_of
 from restore.refusals import Programs, find_programs, refuse_no_room, remarks
 from restore.replication import replica_remarks
 from restore.sources import Loaded, load_chain, pinned
@@ -65,7 +66,7 @@ class RestoreSpec:
     ``start``: start a server on the result and leave it running, deaf and mute; ``replica``: keep the
     replication settings of the source (mode ``replica``). ``checks`` (the policy's statements, about
     ``moment``) and ``witness`` are for a server that is started. ``workers`` 0: as many as this machine can
-    use. ``memory_cap`` in bytes.
+    use. ``memory_cap`` in bytes. ``programs``: paths of programs that are not searched.
     """
 
     restore_id: str
@@ -81,6 +82,7 @@ class RestoreSpec:
     witness: Witness | None = None
     workers: int = 0
     memory_cap: int = DEFAULT_CAP
+    programs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class _Restore:
             refuse_non_empty(site.datadir, ours=(*site.ours, *self._state.moves))
         chain, warnings = load_chain(self._spec.server, self._spec.chain, self._destinations, self._unsealer)
         info = chain[-1].body.facts.server
-        programs = find_programs(info, start=self._spec.start)
+        programs = find_programs(chain[-1].body.facts, start=self._spec.start, paths=self._spec.programs)
         self._warnings += [*warnings, *remarks(info)]
         if self._spec.replica:
             self._warnings += replica_remarks(chain[-1].body.facts)
@@ -190,7 +192,7 @@ class _Restore:
                 self._open(held)
             if self._state.stage == "fetching":
                 self._build(chain, programs, clock)
-            with self._watch.phase("restored", chain[-1].header.stats.bytes_source):
+            with self._watch.phase("restored", _data_bytes(chain)):
                 self._state = place(site, self._state, self._account, programs.tool.leftovers)
             write_marker(site.datadir, self._state)
         clear(site)
@@ -202,7 +204,7 @@ class _Restore:
         if self._spec.start and programs.server is not None:
             with starting():
                 outcome = (
-                    replace(outcome, started=started) if started else self._start(outcome, chain[-1], programs.server)
+                    replace(outcome, started=started) if started else self._start(outcome, chain, programs.server)
                 )
         self._state = replace(self._state, stage="finished")
         write_marker(site.datadir, self._state)
@@ -242,7 +244,7 @@ class _Restore:
         chain, warnings = load_chain(spec.server, spec.chain, self._destinations, self._unsealer)
         self._warnings += warnings
         if started is None:
-            programs = find_programs(chain[-1].body.facts.server, start=True)
+            programs = find_programs(chain[-1].body.facts, start=True, paths=spec.programs)
             if programs.server is None:
                 raise ToolMissingError("no server program was found", hint="install the database server on this host")
             assert_local(site.datadir, site.final_store)
@@ -322,13 +324,13 @@ class _Restore:
         self._state = replace(self._state, stage="prepared", options=built.options)
         write_state(self._site, self._state)
 
-    def _start(self, outcome: RestoreOutcome, last: Loaded, program: Tool) -> RestoreOutcome:
+    def _start(self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool) -> RestoreOutcome:
         """Look at the copy in a sandbox, then start the server that stays."""
         spec, site = self._spec, self._site
-        facts = last.body.facts
+        facts = chain[-1].body.facts
         assert_local(site.datadir, site.final_store)
         config = self._config(program.path, look_folder(self._state.restore_id))
-        size = last.header.stats.bytes_source
+        size = _data_bytes(chain)
         with contextlib.ExitStack() as stack:
             with self._watch.phase("started", size):
                 server = stack.enter_context(looked_at(config, facts.server, replica=spec.replica))
@@ -365,6 +367,10 @@ class _Restore:
         if self._state.stage in ("fetching", "prepared"):
             write_state(self._site, self._state)
         self._told(next(p for p in self._state.phases if p.name == phase.name))
+
+
+def _data_bytes(chain: Sequence[Loaded]) -> int:
+    return bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
 
 
 def _await_free(datadir: Path, *, seconds: float) -> None:

@@ -3,7 +3,7 @@ executed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,12 @@ class Rate:
         if self.samples:
             return f"measured here: {speed} over {self.samples} run{'s' if self.samples != 1 else ''}"
         return f"assumed, nothing measured yet: {speed}"
+
+
+def bytes_of(phase: str, sizes: Sequence[int]) -> int:
+    """What a phase works on, when the backups of a chain have ``sizes`` bytes, the full one first. Once increments are
+    applied, what is there is about as large as the full one."""
+    return sum(sizes) if phase in ("fetched", "prepared") else sizes[0]
 
 
 DEFAULT_RATES: Mapping[str, Rate] = {

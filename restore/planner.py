@@ -3,7 +3,7 @@ reason."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,8 @@ from backupd.model.clock import format_time
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server import Position
 from backupd.model.units import format_duration, format_size
-from restore.plan import DEFAULT_RATES, Plan, Rate, Step
+from backupd.recovery.chains import chain_of, restorable
+from restore.plan import DEFAULT_RATES, Plan, Rate, Step, bytes_of
 from restore.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest, Target
 
 _STALE = timedelta(days=7)
@@ -51,7 +52,8 @@ def make_plan(
             hint="leave out @branch: the history of this server has not forked",
         )
     chosen, reason = _choose(server, own, target.goal)
-    chain = _chain(chosen, own)
+    chain = chain_of(chosen.id, own)
+    _refuse_deleted(chain)
     destinations, warnings = _destinations(chain, preferences.destinations)
     if isinstance(target.goal, Latest):
         warnings += _disorder(chosen, own)
@@ -59,9 +61,13 @@ def make_plan(
     if isinstance(target.goal, Latest):
         if age > _STALE:
             warnings.append(f"the newest restorable backup is {format_duration(age.total_seconds())} old")
-        newer = [b.id for b in own if b.finished_at > chosen.finished_at and b.state is BackupState.DAMAGED]
-        if newer:
-            warnings.append(f"newer but damaged, not used: {', '.join(newer)}")
+        newer = [b for b in own if b.finished_at > chosen.finished_at and b.state is not BackupState.DELETED]
+        damaged = [b.id for b in newer if b.state is BackupState.DAMAGED]
+        torn = [b.id for b in newer if b.state is BackupState.COMPLETE and b.kind is BackupKind.PHYSICAL_INCREMENTAL]
+        if damaged:
+            warnings.append(f"newer but damaged, not used: {', '.join(damaged)}")
+        if torn:
+            warnings.append(f"newer, but what they build on is damaged or gone, not used: {', '.join(torn)}")
     warnings += [f"{b.id}: {text}" for b in chain for text in b.warnings]
     return Plan(
         server=server,
@@ -80,7 +86,7 @@ def make_plan(
 def _choose(server: str, own: Sequence[BackupRecord], goal: Goal) -> tuple[BackupRecord, str]:
     if isinstance(goal, AtBackup):
         return _by_id(server, own, goal.backup_id)
-    usable = [b for b in own if _restorable(b)]
+    usable = restorable(own)
     if not usable:
         raise _none_restorable(server, own)
     if isinstance(goal, Latest):
@@ -111,25 +117,30 @@ def _none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
 def furthest(usable: Sequence[BackupRecord]) -> BackupRecord:
     """The last one by time, or one whose position is provably ahead of it, the furthest. ``usable`` by time."""
     best = usable[-1]
+    furthest_place = _place(best.position)
     for backup in usable:
-        if is_ahead(backup.position, best.position):
-            best = backup
+        place = _place(backup.position)
+        if _is_ahead(place, furthest_place):
+            best, furthest_place = backup, place
     return best
 
 
-def is_ahead(one: Position, other: Position) -> bool:
+_Place = tuple[str, int, str, int, int]
+"""GTID domain and sequence, base name and number of the binary log, position in it; empty names: not known."""
+
+
+def _place(position: Position) -> _Place:
+    domain, sequence = _sequence(position.gtid)
+    base, _, number = position.file.rpartition(".")
+    return (domain, sequence, base, int(number), position.pos) if number.isdecimal() else (domain, sequence, "", 0, 0)
+
+
+def _is_ahead(one: _Place, other: _Place) -> bool:
     """Is ``one`` provably later in the history of the same server? By binary log and, on MariaDB, by a GTID of one
     domain; where both can be compared, both must say so."""
-    answers: list[bool] = []
-    domain, sequence = _sequence(one.gtid)
-    other_domain, other_sequence = _sequence(other.gtid)
-    if domain and domain == other_domain:
-        answers.append(sequence > other_sequence)
-    base, _, number = one.file.rpartition(".")
-    other_base, _, other_number = other.file.rpartition(".")
-    if base and base == other_base and number.isdecimal() and other_number.isdecimal():
-        answers.append((int(number), one.pos) > (int(other_number), other.pos))
-    return bool(answers) and all(answers)
+    by_gtid = bool(one[0]) and one[0] == other[0]
+    by_file = bool(one[2]) and one[2] == other[2]
+    return (by_gtid or by_file) and (not by_gtid or one[1] > other[1]) and (not by_file or one[3:] > other[3:])
 
 
 def _disorder(chosen: BackupRecord, own: Sequence[BackupRecord]) -> list[str]:
@@ -138,7 +149,7 @@ def _disorder(chosen: BackupRecord, own: Sequence[BackupRecord]) -> list[str]:
     The time decides: a binary log begins again more often (RESET MASTER, a restored server) than a clock goes back, and
     backups never record a time before that of their predecessor.
     """
-    usable = [b for b in own if _restorable(b)]
+    usable = restorable(own)
     newest, ahead = usable[-1], furthest(usable)
     if ahead is newest:
         return []
@@ -168,8 +179,13 @@ def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[Ba
     return found, "asked for by its id"
 
 
-def _restorable(backup: BackupRecord) -> bool:
-    return backup.state is BackupState.COMPLETE and backup.kind is not BackupKind.LOGICAL
+def _refuse_deleted(chain: Sequence[BackupRecord]) -> None:
+    gone = [b.id for b in chain[:-1] if b.state is BackupState.DELETED]
+    if gone:
+        raise RefusedError(
+            f"backup {chain[-1].id} builds on {', '.join(gone)}, marked as deleted",
+            hint="while the data is there: " + "; ".join(f"backupd backups undelete {name}" for name in gone),
+        )
 
 
 def _is_exactly(backup: BackupRecord, goal: AtTime | AtGtid | AtPosition) -> bool:
@@ -259,24 +275,9 @@ def _named(backup: BackupRecord) -> str:
     return f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
 
 
-def _chain(last: BackupRecord, own: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
-    """``last`` and everything it builds on, full backup first."""
-    by_id = {b.id: b for b in own}
-    chain = [last]
-    while chain[0].kind is BackupKind.PHYSICAL_INCREMENTAL:
-        parent = by_id.get(chain[0].parent or "")
-        if parent is None or parent in chain:
-            raise NotFoundError(
-                f"backup {chain[0].id} builds on {chain[0].parent}, which is not there",
-                hint="choose another backup; `backupd fsck` says what happened to this one",
-            )
-        chain.insert(0, parent)
-    return tuple(chain)
-
-
 def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Where the whole chain lies, good copies first, and what there is to say about the others."""
-    places = [{copy.destination: copy.state for copy in b.copies} for b in chain]
+    places = [{copy.destination: copy.state for copy in b.copies if copy.state != "deleted"} for b in chain]
     everywhere = [name for name in places[0] if all(name in place for place in places)]
     if not everywhere:
         raise NotFoundError(
@@ -296,15 +297,21 @@ def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tu
     return tuple(ordered), warnings
 
 
+def _increments(chain: Sequence[BackupRecord]) -> str:
+    count = len(chain) - 1
+    return f"{count} increment{'s' if count != 1 else ''} ({format_size(sum(b.stats.bytes_source for b in chain[1:]))})"
+
+
 def _steps(chain: Sequence[BackupRecord], destinations: Sequence[str], preferences: Preferences) -> tuple[Step, ...]:
     source = sum(b.stats.bytes_source for b in chain)
     stored = sum(b.stats.bytes_stored for b in chain)
-    files = chain[0].stats.files
+    files = sum(b.stats.files for b in chain)
     datadir = preferences.datadir or "a throw-away directory"
+    several = f" of {len(chain)} backups" if len(chain) > 1 else ""
     titles = {
         "fetched": f"fetch {format_size(stored)} from {destinations[0]}, unseal to {format_size(source)} "
-        f"in {files} files",
-        "prepared": "prepare: apply redo" + (f" and {len(chain) - 1} increments" if len(chain) > 1 else ""),
+        f"in {files} files{several}",
+        "prepared": "prepare: apply redo" + (f", then {_increments(chain)} in order" if len(chain) > 1 else ""),
         "restored": f"put the files in place: {datadir}",
         "started": "start the server, socket only",
         "verified": "check every table, run the checks, compare with the witness",
@@ -314,12 +321,13 @@ def _steps(chain: Sequence[BackupRecord], destinations: Sequence[str], preferenc
     if not preferences.verify:
         del titles["verified"]
     rates = {**DEFAULT_RATES, **preferences.rates}
+    sizes = [b.stats.bytes_source for b in chain]
     return tuple(
         Step(
             name,
             title,
-            source,
-            rates[name].estimate(source),
+            bytes_of(name, sizes),
+            rates[name].estimate(bytes_of(name, sizes)),
             rates[name].basis,
             preferences.commands.get(name, ()),
         )

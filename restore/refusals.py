@@ -12,6 +12,7 @@ from backupd.engine.external import LINK_SUFFIX
 from backupd.engine.physical import PhysicalTool
 from backupd.engine.toolset import NO_PATHS, physical_tool, server_program
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
+from backupd.model.manifest import BodyFacts
 from backupd.model.server import ServerInfo, Tool
 from backupd.model.units import format_size
 from restore.names import check_collisions
@@ -32,14 +33,15 @@ class Programs:
     server: Tool | None
 
 
-def find_programs(info: ServerInfo, *, start: bool, paths: Mapping[str, str] = NO_PATHS) -> Programs:
-    """The tool and the server program of the backup's own series.
+def find_programs(facts: BodyFacts, *, start: bool, paths: Mapping[str, str] = NO_PATHS) -> Programs:
+    """The kind of tool that made the backup, and the server program, of the backup's own series.
 
     Raises ToolMissingError, and RefusedError where a program of another series is installed: it would not
     understand the files, or silently upgrade them.
     """
+    info = facts.server
     try:
-        tool = physical_tool(info, paths=paths)
+        tool = physical_tool(info, paths=paths, made_by=facts.tool)
         try:
             server = server_program(info.flavour, info.version, paths=paths)
         except ToolMissingError:
@@ -105,13 +107,16 @@ def refuse_no_room(chain: Sequence[Loaded], site: Site) -> tuple[str, ...]:
 
 
 def _outside_bytes(chain: Sequence[Loaded]) -> int:
-    """Bytes of the tablespaces that lay outside the source's data directory: those with a link file."""
-    total = 0
+    """Most bytes of the tablespaces that lay outside the source's data directory: those with a link file."""
+    whole: dict[str, int] = {}
+    changed = 0
     for loaded in chain:
         sizes = {entry.path: entry.size for entry in loaded.body.entries}
-        links = [path.removesuffix(LINK_SUFFIX) for path in sizes if path.endswith(LINK_SUFFIX)]
-        total += sum(sizes.get(f"{link}{suffix}", 0) for link in links for suffix in (".ibd", ".new"))
-    return total
+        for link in (path.removesuffix(LINK_SUFFIX) for path in sizes if path.endswith(LINK_SUFFIX)):
+            size = sizes.get(f"{link}.ibd", 0) + sizes.get(f"{link}.new", 0)
+            whole[link] = max(whole.get(link, 0), size)
+            changed += sizes.get(f"{link}.ibd.delta", 0)
+    return sum(whole.values()) + changed
 
 
 def refuse_over_limit(chain: Sequence[Loaded], limit: int) -> None:

@@ -14,6 +14,8 @@ from backupd.model.units import format_size
 RESERVE = 64 * 1024 * 1024
 """Bytes for logs, temporary tablespace and the file system's own bookkeeping."""
 _BLOCK = 4096
+_DELTA = ".delta"
+"""Pages of one increment; those of the next come on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Need:
     def describe(self) -> str:
         return (
             f"{self.files:,} bytes of files (staged, then renamed: stored once), "
-            f"{self.growth:,} bytes of growth while redo is applied, "
+            f"{self.growth:,} bytes of growth while redo and increments are applied, "
             f"{self.redo:,} bytes for the server's own redo log, {RESERVE:,} bytes reserve: "
             f"{self.bytes:,} bytes ({format_size(self.bytes)})"
         )
@@ -46,21 +48,27 @@ class Need:
 def measure(
     chains: Iterable[tuple[Iterable[Entry], Mapping[str, StoredObject]]], *, redo_applied: int, redo_log: int
 ) -> Need:
-    """What a restore takes: every backup of the chain is fetched whole, then redo is applied.
+    """What a restore takes: every backup of the chain is fetched whole, then redo is applied, and each increment is
+    copied over the full backup: pages into their tables, other files in the place of the earlier ones.
 
     ``redo_applied``: bytes of the redo copies, the most by which applying them can make files grow;
     ``redo_log``: bytes of the redo log that the restored server will make for itself.
     """
     files = least = inodes = 0
-    for entries, objects in chains:
+    copied = 0
+    held: dict[str, int] = {}
+    for number, (entries, objects) in enumerate(chains):
         for entry in entries:
+            if number:
+                copied += max(0, entry.size - held.get(entry.path, 0))
+            held[entry.path] = 0 if entry.path.endswith(_DELTA) else entry.size
             size = -(-entry.size // _BLOCK) * _BLOCK
             files += size
             # Stored bytes of a sparse file are compressed; a hole costs next to nothing, so this is a lower
             # bound.
             least += min(size, sum(objects[part.object].size for part in entry.parts)) if entry.sparse else size
             inodes += 1
-    return Need(files=files, growth=redo_applied, redo=redo_log, least=least, inodes=inodes)
+    return Need(files=files, growth=redo_applied + copied, redo=redo_log, least=least, inodes=inodes)
 
 
 def refuse_too_small(need: Need, folder: Path, *, there: tuple[int, int] = (0, 0)) -> tuple[str, ...]:

@@ -6,14 +6,18 @@ Its shell blocks are one script that is cut into steps: variables of the first s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from backupd.engine import clone
+from backupd.engine.dialect import dialect_of
 from backupd.engine.external import LINK_SUFFIX
 from backupd.engine.launch import ServerConfig, option_text, options_for_copy
-from backupd.engine.toolset import Row, row_for
+from backupd.engine.toolset import XTRABACKUP, Row, row_for
+from backupd.model.backup import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.manifest import Body, Header
+from backupd.model.server import Flavour, ServerInfo, Tool
 from backupd.model.units import format_size
 from backupd.process.command import Command
 from restore.memory import MIB, choose_memory
@@ -31,36 +35,47 @@ _KEPT = (
 )
 
 
-def prepare_command(tool: str, base: Path, memory: int) -> Command:
-    """What the engine runs to prepare ``base`` with ``memory`` bytes, with the tool found by its name."""
+def prepare_command(
+    tool: str, base: Path, memory: int, increment: Path | None = None, *, switches: Sequence[str] = ()
+) -> Command:
+    """What the engine runs to prepare ``base``, or to apply ``increment`` to it, with ``memory`` bytes and the tool
+    found by its name."""
     return Command(
         (
             tool,
             f"--defaults-file={base}/backup-my.cnf",
             "--prepare",
+            *switches,
             f"--target-dir={base}",
             f"--use-memory={memory // MIB}M",
+            *([f"--incremental-dir={increment}"] if increment else []),
         ),
         cwd=base,
     )
 
 
-def render_runbook(header: Header, body: Body, *, destinations: Sequence[str]) -> str:
-    """Markdown. ``destinations``: the names of those that hold this backup."""
+def render_runbook(
+    header: Header, body: Body, *, destinations: Sequence[str], earlier: Sequence[BackupRecord] = ()
+) -> str:
+    """Markdown. ``destinations``: the names of those that hold this backup; ``earlier``: what an increment builds on,
+    the full backup first."""
     facts = body.facts
     info = facts.server
     row = row_for(info.flavour, info.version)
     redo = sum(entry.size for entry in body.entries if entry.path in ("ib_logfile0", "xtrabackup_logfile"))
     memory = choose_memory(redo=redo, available=_ASSUMED_FREE).bytes
-    room = header.stats.bytes_source + redo + RESERVE
+    chain = (*(record.id for record in earlier), header.backup_id)
+    size = header.stats.bytes_source + sum(record.stats.bytes_source for record in earlier)
+    applied = size - earlier[0].stats.bytes_source if earlier else 0
+    room = size + applied + redo + RESERVE
     outside = any(entry.path.endswith(LINK_SUFFIX) for entry in body.entries)
     steps = [
-        _settings(header, info.version.series, facts.tool.name, row),
-        _unpack(header),
-        _prepare(facts.tool.name, memory),
+        _settings(header, info, facts.tool, row),
+        _unpack(header.server, chain),
+        *([] if _is_clone(facts.tool) else [_prepare(facts.tool.name, memory, len(chain) - 1)]),
         *([_outside()] if outside else []),
         _place(),
-        _look(row, options_for_copy(_WORK, info.variables)),
+        _look(row, info),
     ]
     text = _HEAD.format(
         backup=header.backup_id,
@@ -73,8 +88,9 @@ def render_runbook(header: Header, body: Body, *, destinations: Sequence[str]) -
         version=f"{info.flavour} {info.version}",
         series=info.version.series,
         tool=f"{facts.tool.name} {facts.tool.version}",
-        size=format_size(header.stats.bytes_source),
-        files=header.stats.files,
+        size=format_size(size),
+        files=header.stats.files + sum(record.stats.files for record in earlier),
+        chain=_CHAIN.format(chain=", ".join(f"`{name}`" for name in chain[:-1])) if earlier else "",
         room=format_size(room),
         recipients=", ".join(header.recipients),
         destinations=", ".join(destinations),
@@ -89,14 +105,32 @@ def render_runbook(header: Header, body: Body, *, destinations: Sequence[str]) -
             f"## {number}. {title}\n\n{why}\n\n```sh\n{script.strip()}\n```\n"
             for number, (title, why, script) in enumerate(steps, start=1)
         )
-        + _TAIL
+        + _TAIL.format(service=row.server[0].removesuffix("d"))
+        + (_CONFIG.format(path=layout.config_key(header.server, header.backup_id)) if header.config else "")
     )
 
 
 _Step = tuple[str, str, str]
 
 
-def _settings(header: Header, series: str, tool: str, row: Row) -> _Step:
+def _is_clone(tool: Tool) -> bool:
+    """Was the backup started and stopped when it was made, so that there is nothing to prepare?"""
+    return tool.name == clone.NAME
+
+
+def _clients(info: ServerInfo) -> tuple[str, str, str]:
+    """The programs that run a statement, administrate and check tables."""
+    if info.flavour is Flavour.MARIADB:
+        return "mariadb", "mariadb-admin", "mariadb-check"
+    return "mysql", "mysqladmin", "mysqlcheck"
+
+
+def _settings(header: Header, info: ServerInfo, tool: Tool, row: Row) -> _Step:
+    series = info.version.series
+    programs = [*([] if _is_clone(tool) else [tool.name]), row.server[0], *_clients(info)]
+    of_tool = "" if _is_clone(tool) else (
+        f"{tool.name} --no-defaults --version 2>&1 | grep -F ' {tool.version.series}.' ||"
+        f" {{ echo 'needs {tool.name} {tool.version.series}' >&2; exit 1; }}\n")
     script = f"""
 set -eu
 umask 077
@@ -108,11 +142,11 @@ SERVER={header.server}
 : "${{STORE:=$DATADIR.external}}"
 : "${{OWNER:=mysql}}"
 
-for program in gpg zstd tar sha256sum {tool} {row.server[0]} mariadb mariadb-admin mariadb-check; do
+for program in gpg zstd tar sha256sum {" ".join(programs)}; do
     command -v "$program" > /dev/null || {{ echo "$program is missing" >&2; exit 1; }}
 done
-{tool} --no-defaults --version 2>&1 | grep -F ' {series}.' || {{ echo 'needs {tool} {series}' >&2; exit 1; }}
-{row.server[0]} --no-defaults --version | grep -F ' {series}.' || {{ echo 'needs the server {series}' >&2; exit 1; }}
+{of_tool}{row.server[0]} --no-defaults --version | grep -F ' {series}.' ||
+    {{ echo 'needs the server {series}' >&2; exit 1; }}
 test -z "$(ls -A "$DATADIR" 2> /dev/null | grep -v -x 'lost+found')" || {{ echo "$DATADIR is not empty" >&2; exit 1; }}
 mkdir -m 0711 "$WORK"
 """
@@ -124,30 +158,62 @@ mkdir -m 0711 "$WORK"
     return "Settings, and is everything here?", why, script
 
 
-def _unpack(header: Header) -> _Step:
-    folder = layout.backup_folder(header.server, header.backup_id).rstrip("/")
-    script = f"""
-gpg --quiet --output "$WORK/unpack.sh.zst" --decrypt "$REPOSITORY/{folder}/{layout.UNPACK}"
-zstd -q -d "$WORK/unpack.sh.zst" -o "$WORK/unpack.sh"
-sh "$WORK/unpack.sh" "$REPOSITORY" "$WORK/data"
+def _unpack(server: str, chain: Sequence[str]) -> _Step:
+    goals = ["data", *(_increment(number) for number in range(1, len(chain)))]
+    script = "".join(
+        f"""
+gpg --quiet --output "$WORK/{goal}.sh.zst" --decrypt "$REPOSITORY/{layout.unpack_key(server, backup)}"
+zstd -q -d "$WORK/{goal}.sh.zst" -o "$WORK/{goal}.sh"
+sh "$WORK/{goal}.sh" "$REPOSITORY" "$WORK/{goal}"
 """
+        for goal, backup in zip(goals, chain, strict=True)
+    )
     why = "`unpack.sh` makes every file from the sealed objects and compares each one with its SHA-256."
+    if len(chain) > 1:
+        why += " Each backup of the chain has its own, and gets a folder of its own."
     return "Decrypt and unpack", why, script
 
 
-def _prepare(tool: str, memory: int) -> _Step:
+def _prepare(tool: str, memory: int, increments: int) -> _Step:
+    is_xtrabackup = tool == XTRABACKUP
+    commands = [
+        prepare_command(
+            tool, _WORK / "data", memory, _WORK / _increment(number) if number else None,
+            # Without it, no increment fits any more.
+            switches=("--apply-log-only",) if is_xtrabackup and number < increments else ())
+        for number in range(increments + 1)
+    ]
+    prepared = "full-prepared" if is_xtrabackup else "log-applied"
+    steps = "".join(
+        f"""
+({_shown(command)}) 2> "$WORK/prepare-{number}.log" ||
+    {{ tail "$WORK/prepare-{number}.log" >&2; exit 1; }}
+prepared "$WORK/prepare-{number}.log"
+"""
+        for number, command in enumerate(commands)
+    )
     script = f"""
-({_shown(prepare_command(tool, _WORK / "data", memory))}) 2> "$WORK/prepare.log" ||
-    {{ tail "$WORK/prepare.log" >&2; exit 1; }}
-tail -n 1 "$WORK/prepare.log" | grep 'completed OK!'
-if grep -E '{_BAD_PREPARE}' "$WORK/prepare.log" >&2; then exit 1; fi
-grep -h 'backup_type = log-applied' "$WORK"/data/*_checkpoints
+prepared() {{
+    tail -n 1 "$1" | grep 'completed OK!'
+    if grep -E '{_BAD_PREPARE}' "$1" >&2; then exit 1; fi
+}}
+{steps}
+grep -h 'backup_type = {prepared}' "$WORK"/data/*_checkpoints
 """
     why = (
         "Applies the redo log that was copied with the data. The tool says `completed OK!` over damaged files, too, so "
         "its log is searched. More memory (`--use-memory`) makes it faster."
     )
+    if increments:
+        why += (
+            " Then the increments, each once and in this order: the tool itself does not notice a wrong one. Where a "
+            "step was interrupted, remove `WORK` and begin again: an increment cannot be applied twice."
+        )
     return "Prepare", why, script
+
+
+def _increment(number: int) -> str:
+    return f"increment-{number}"
 
 
 def _outside() -> _Step:
@@ -190,8 +256,13 @@ chmod 0750 "$DATADIR"
     return "Put the files in place", why, script
 
 
-def _look(row: Row, options: Mapping[str, str | None]) -> _Step:
-    config = ServerConfig(program=row.server[0], datadir=_DATADIR, directory=_WORK / "run", options=options)
+def _look(row: Row, info: ServerInfo) -> _Step:
+    shell, admin, check = _clients(info)
+    forget = dialect_of(info.flavour, info.version).forget_replication
+    if info.flavour is Flavour.MARIADB:
+        forget = f"STOP ALL SLAVES; {forget}"
+    config = ServerConfig(program=row.server[0], datadir=_DATADIR, directory=_WORK / "run",
+                          options=options_for_copy(_WORK, info.variables))
     text = option_text(config).removeprefix("[mysqld]\n")
     for letter in "\\$`":
         text = text.replace(letter, "\\" + letter)
@@ -208,13 +279,13 @@ END_OF_OPTIONS
 chown -R "$OWNER:" "$WORK/run"
 {row.server[0]} --defaults-file="$WORK/run/my.cnf" --user="$OWNER" &
 server=$!
-until mariadb-admin {client} ping 2> /dev/null; do
+until {admin} {client} ping 2> /dev/null; do
     kill -0 "$server" || {{ tail -n 20 "$WORK/run/error.log" >&2; exit 1; }}
     sleep 1
 done
-mariadb {client} -e 'STOP ALL SLAVES; RESET SLAVE ALL'
-mariadb-check {client} --all-databases --check --silent
-mariadb-admin {client} shutdown
+{shell} {client} -e '{forget}'
+{check} {client} --all-databases --check --silent
+{admin} {client} shutdown
 wait "$server"
 rm -rf "$WORK"
 """
@@ -236,6 +307,7 @@ def _with_variables(text: str) -> str:
     return text
 
 
+_CHAIN = "| builds on | {chain}: all of them are needed, each is in `servers/` under its own name |\n"
 _BAD_PREPARE = "only scanned up to|when restoring a \\(partial|\\[ERROR\\]|FATAL ERROR|not applied to the intended LSN"
 
 _HEAD = """\
@@ -249,7 +321,7 @@ _HEAD = """\
 | server | {version}: restore with a {series} server only |
 | made with | {tool} |
 | size | {files} files, {size}; free space needed: {room} |
-| sealed for | {recipients} |
+{chain}| sealed for | {recipients} |
 | stored at | {destinations} |
 {encrypted}
 You need the private key for one of these fingerprints, `gpg`, `zstd`, `tar`, a POSIX `sh` with the usual tools, and the
@@ -263,7 +335,22 @@ other in that one shell.
 _TAIL = """
 ## Afterwards
 
-Start the real service (`systemctl start mariadb`) with its own configuration. It must agree with the source's in
+Start the real service (`systemctl start {service}`) with its own configuration. It must agree with the source's in
 `lower_case_table_names`, `innodb_page_size`, `innodb_data_file_path` and `innodb_undo_tablespaces`. Where SELinux is
 active: `restorecon -R` on the data directory first. Then take a new backup.
+"""
+
+_CONFIG = """
+## The source's configuration
+
+Option files with all that they include, what the policy named, users and grants as SQL, settings, packages and mounts
+of the source's host are in one sealed archive. It holds passwords: open it in a folder of your own.
+
+```
+mkdir -m 0700 config
+gpg --quiet -d "$REPOSITORY/{path}" | zstd -q -d | tar -x -C config
+```
+
+Its `README.txt` says what is what. The accounts are in the restored data already; compare `host/files` with the new
+host before you copy anything there, and look into `host/mounts.txt` if `innodb_doublewrite` was off.
 """

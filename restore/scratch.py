@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -18,9 +15,12 @@ from backupd.model.clock import Clock
 from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
+from backupd.process import folders
+from backupd.process.folders import locked_folder
 from backupd.transfer.unseal import Unsealer
 from restore.build import Stopwatch, build
 from restore.ownership import FOLDER_MODE, find_account, hand_over
+from restore.plan import bytes_of
 from restore.refusals import find_programs, need_of, refuse_over_limit, remarks
 from restore.room import refuse_too_small
 from restore.sources import Loaded, load_chain, pinned
@@ -36,7 +36,8 @@ _MOST_POOL = 1024 * 1024 * 1024
 class ScratchSpec:
     """``scratch_id``: an id of its own; ``chain``: backup ids, full first; ``path``: the folder that scratch copies
     are made in; ``max_bytes``: the most that this one may take there, None for what is free; ``memory``: most bytes
-    for prepare and for the server; ``workers`` 0: as many as this machine can use."""
+    for prepare and for the server; ``workers`` 0: as many as this machine can use;
+    ``programs``: paths of programs that are not searched."""
 
     scratch_id: str
     server: str
@@ -46,6 +47,7 @@ class ScratchSpec:
     memory: int
     workers: int = 0
     owner: str = DATABASE_USER
+    programs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -87,8 +89,8 @@ def scratch_instance(
     chain, said = load_chain(spec.server, spec.chain, destinations, unsealer)
     last = chain[-1]
     info = last.body.facts.server
-    size = last.header.stats.bytes_source
-    programs = find_programs(info, start=True)
+    size = bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
+    programs = find_programs(last.body.facts, start=True, paths=spec.programs)
     if programs.server is None:
         raise ToolMissingError("no server program was found", hint="install the database server on this host")
     if spec.max_bytes is not None:
@@ -130,26 +132,12 @@ def scratch_instance(
 def _folder(spec: ScratchSpec) -> Iterator[Path]:
     """A locked folder of its own. The server's user may pass through it, and list nothing."""
     folder = spec.path / f"{_PREFIX}{spec.scratch_id}"
-    descriptor = _locked(folder)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _locked(folder: Path) -> int:
-    """Make and lock it. Between the two somebody may take it for a dead one's, and remove it: then once more."""
-    while True:
+    with contextlib.ExitStack() as stack:
         try:
-            folder.mkdir(mode=0o711)
+            stack.enter_context(locked_folder(folder))
         except OSError as error:
             raise _unusable(folder, error) from error
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if folder.exists():
-            return descriptor
-        os.close(descriptor)
+        yield folder
 
 
 def _unusable(path: Path, error: OSError) -> RefusedError:
@@ -165,19 +153,4 @@ def remove_dead(path: Path) -> tuple[str, ...]:
         path.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
         raise _unusable(path, error) from error
-    removed = []
-    for folder in sorted(path.glob(f"{_PREFIX}*")):
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue  # not a folder of ours, or just removed
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            removed.append(folder.name)
-        finally:
-            os.close(descriptor)
-    return tuple(removed)
+    return folders.remove_dead(path, _PREFIX)

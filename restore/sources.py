@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, RefusedError
 from backupd.model.manifest import Body, Header
@@ -27,19 +28,75 @@ class Loaded:
 def load_chain(
     server: str, chain: Sequence[str], destinations: Sequence[Destination], unsealer: Unsealer
 ) -> tuple[tuple[Loaded, ...], tuple[str, ...]]:
-    """The manifests of ``chain`` and what there is to say about copies that could not be used.
+    """The manifests of ``chain`` (full backup first) and what there is to say about copies that could not be used.
 
-    Raises DamagedError naming every bad copy when none is good, NotFoundError, DestinationError, and
-    KeyUnusableError when the private key for the backup is not here.
+    Raises DamagedError naming every bad copy when none is good, and everything that makes these backups no chain;
+    NotFoundError, DestinationError, and KeyUnusableError when the private key for the backup is not here.
     """
     loaded: list[Loaded] = []
     warnings: list[str] = []
+    missing: list[str] = []
     for backup_id in chain:
-        found, said = _load(server, backup_id, destinations, unsealer)
+        try:
+            found, said = _load(server, backup_id, destinations, unsealer)
+        except NotFoundError as error:
+            if len(chain) == 1:
+                raise
+            missing.append(_line(error))
+            continue
         check_entries(found.header, found.body)
         loaded.append(found)
         warnings += said
+    broken = missing or _broken_links(loaded)
+    if broken:
+        raise DamagedError(
+            f"the chain of backup {chain[-1]} is not whole: nothing was fetched",
+            broken,
+            hint="restore a backup before the break (`backupd backups` lists them), or bring what is missing back",
+        )
     return tuple(loaded), tuple(warnings)
+
+
+def _broken_links(chain: Sequence[Loaded]) -> list[str]:
+    """What speaks against these backups being one chain in this order, by their manifests alone."""
+    wrong: list[str] = []
+    for previous, this in zip((None, *chain), chain, strict=False):
+        header, facts = this.header, this.body.facts
+        name = header.backup_id
+        if (header.parent, header.from_lsn, header.to_lsn, header.server_uuid) != _sealed(this):
+            wrong.append(f"{name}: its clear manifest is not the one that was sealed with it")
+        kind = BackupKind.PHYSICAL_FULL if previous is None else BackupKind.PHYSICAL_INCREMENTAL
+        if header.kind != kind:
+            wrong.append(f"{name} is a {header.kind} backup where a {kind} one belongs")
+        if previous is None:
+            if header.parent is not None:
+                wrong.append(f"{name}, the first of the chain, builds on {header.parent}")
+            continue
+        before = previous.header
+        if header.parent != before.backup_id:
+            wrong.append(f"{name} builds on {header.parent}, not on {before.backup_id}")
+        if header.from_lsn != before.to_lsn:
+            wrong.append(f"{name} begins at {header.from_lsn}, {before.backup_id} ends at {before.to_lsn}")
+        if header.server_uuid and before.server_uuid and header.server_uuid != before.server_uuid:
+            wrong.append(f"{name} is of server {header.server_uuid}, {before.backup_id} of {before.server_uuid}")
+        if _series(this) != _series(previous):
+            wrong.append(f"{name} is of {_series(this)}, {before.backup_id} of {_series(previous)}")
+        if facts.tool.name != previous.body.facts.tool.name:
+            wrong.append(f"{name} was taken with {facts.tool.name}, {before.backup_id} with "
+                         f"{previous.body.facts.tool.name}")
+        if facts.receipts.last_lsn < previous.body.facts.receipts.last_lsn:
+            wrong.append(f"{name} ends before {before.backup_id} does")
+    return wrong
+
+
+def _sealed(loaded: Loaded) -> tuple[str | None, int, int, str]:
+    facts = loaded.body.facts
+    return facts.parent, facts.receipts.from_lsn, facts.receipts.to_lsn, facts.server.server_uuid
+
+
+def _series(loaded: Loaded) -> str:
+    server = loaded.body.facts.server
+    return f"{server.flavour} {server.version.series}"
 
 
 def _load(

@@ -88,12 +88,11 @@ def looked_at(config: ServerConfig, info: ServerInfo, *, replica: bool) -> Itera
 def forget_replication(connection: Connection, info: ServerInfo) -> None:
     """Remove every replication connection that came with the data. Raises ServerError."""
     with connection.connect() as session:
+        dialect = dialect_of(info.flavour, info.version)
         if info.flavour is Flavour.MARIADB:
-            for row in session.records(dialect_of(info.flavour, info.version).replica_status):
+            for row in session.records(dialect.replica_status):
                 session.execute("RESET SLAVE %s ALL", str(row["Connection_name"]))
-            session.execute("RESET SLAVE ALL")
-        else:
-            session.execute("RESET REPLICA ALL")
+        session.execute(dialect.forget_replication)
 
 
 def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> Started:

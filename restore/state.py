@@ -108,6 +108,14 @@ def marker_time(datadir: Path) -> datetime:
     return datetime.fromtimestamp((datadir / MARKER).stat().st_mtime, UTC)
 
 
+def restored_at(datadir: Path) -> datetime | None:
+    """When backupd last restored ``datadir``; None where it never did, or where this process may not look."""
+    try:
+        return marker_time(datadir)
+    except OSError:
+        return None
+
+
 def write_marker(folder: Path, state: State) -> None:
     write_durably(folder / MARKER, state.encode())
 

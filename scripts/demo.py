@@ -1,9 +1,10 @@
 """The main job from end to end, on a database server of its own.
 
-Starts a private MariaDB with sample data, backs it up, damages it, restores it onto a fresh server, shows
-that what was lost is back, backs up again to show what is shared, and proves the newest backup by a test
-restore. All of it is done by the ``backupd`` command line; whatever was started is stopped and removed at the
-end. The last line on stdout is one JSON object.
+Starts a private MariaDB with sample data, takes a full backup and an increment, damages the server, restores the chain
+onto a fresh one, shows that what was lost is back, backs up again to show what is shared, proves the newest backup by a
+test restore, lets the service take a backup by itself, and asks what retention would do. All of it is done by the
+``backupd`` command line; whatever was started is stopped and removed at the end. The last line on stdout is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -42,13 +43,22 @@ encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}
 restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch, memory: 512MiB}}}}
 """
 POLICY = """\
-physical: {full: "0 2 * * *"}
+physical: {full: "0 2 * * sun", incremental: every 1m}
 destinations: {required: [local]}
+retention:
+  local: {keep_fulls: 1}
 test_restore:
   checks:
     - sql: "SELECT SUM(balance) = 2000000 FROM bank.accounts"
     - sql: "SELECT COUNT(*) > 0 FROM shop.order_totals"
 """
+
+
+CHANGES = (
+    "UPDATE shop.orders SET note = CONCAT('checked ', id) WHERE id % 50 = 0",
+    "CREATE TABLE shop.returns (id INT PRIMARY KEY, reason VARCHAR(100))",
+    "INSERT INTO shop.returns SELECT seq, CONCAT('reason ', seq) FROM shop.seq_1_to_5000",
+)
 
 
 class DemoFailedError(Exception):
@@ -83,6 +93,11 @@ class CommandLine:
         """Run a command for its JSON document; progress stays visible."""
         return json.loads(self._run((*words, "--json"), stdout=subprocess.PIPE))
 
+    def quietly(self, *words: str) -> str:
+        """Run a command without showing it."""
+        return subprocess.run([PROGRAM, *words], env=self._env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              text=True, check=True).stdout
+
     def _run(self, words: Sequence[str], stdout: int | None) -> str:
         say(f"\n$ backupd {shlex.join(words)}")
         done = subprocess.run(
@@ -91,6 +106,30 @@ class CommandLine:
         if done.returncode != 0:
             raise DemoFailedError(f"`backupd {shlex.join(words)}` exited with {done.returncode}")
         return done.stdout or ""
+
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command that goes on until it is stopped."""
+        say(f"\n$ backupd {shlex.join(words)} &")
+        return subprocess.Popen([PROGRAM, *words], env=self._env, stdin=subprocess.DEVNULL, text=True)
+
+
+def watch_the_service(backupd: CommandLine, known: str) -> Any:
+    """Run the service until it has taken an increment that nobody asked for; gives that job's document."""
+    with backupd.start("serve") as service:
+        try:
+            give_up = time.monotonic() + 180
+            while time.monotonic() < give_up:
+                for job in json.loads(backupd.quietly("jobs", SERVER, "--json")):
+                    if job["leg"] == "physical.incremental" and job["state"] == "succeeded" and job["result"] != known:
+                        return job
+                if service.poll() is not None:
+                    raise DemoFailedError(f"the service ended with {service.returncode}")
+                time.sleep(1)
+            raise DemoFailedError("the service took no backup within three minutes")
+        finally:
+            service.terminate()
+            service.wait()
 
 
 @contextlib.contextmanager
@@ -178,14 +217,28 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
     )
     stored_first = stored_bytes(base)
 
-    step(4, "An accident on the source")
+    step(4, "Work goes on; an increment holds only what changed")
+    source.execute(*CHANGES)
+    source.settle()
+    with source.connect() as connection:
+        sums_before = sample.checksum_everything(connection)
+        objects_before = sample.describe_everything(connection)
+    orders = source.scalar("SELECT COUNT(*) FROM shop.orders")
+    increment = backupd.ask("backup", SERVER, "--kind", "incremental")
+    say(
+        f"{increment['id']}: builds on {increment['parent']}, {increment['bytes_source'] / MEBIBYTE:.1f} MiB read, "
+        f"{increment['bytes_new'] / MEBIBYTE:.1f} MiB stored"
+    )
+    expect(increment["kind"] == "physical-incremental", "it is an increment")
+
+    step(5, "An accident on the source")
     for statement in ("DROP TABLE archive.letters", "DELETE FROM shop.orders WHERE id <= 2500"):
         say(f"SQL> {statement}")
         source.execute(statement)
     say(f"lost: {letters} letters and {orders - source.scalar('SELECT COUNT(*) FROM shop.orders')} orders")
 
-    step(5, "Restore to a fresh server")
-    target = f"backup:{first['id']}"
+    step(6, "Restore to a fresh server: the full backup and its increment")
+    target = f"backup:{increment['id']}"
     datadir = base / "fresh" / "data"
     datadir.parent.mkdir()
     backupd.show("plan", SERVER, "--to", target, "--datadir", str(datadir))
@@ -213,7 +266,7 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
                 "views, triggers, routines, events, users and grants are the same",
             )
 
-    step(6, "A second backup shares what did not change")
+    step(7, "A second full backup shares what did not change")
     source.settle()
     second = backupd.ask("backup", SERVER, "--kind", "full")
     shared = len(inodes_of(base, first["id"]) & inodes_of(base, second["id"]))
@@ -226,7 +279,7 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
     expect(shared > 0 and second["files_linked"] > 0, "unchanged files are stored once")
     backupd.show("backups", SERVER)
 
-    step(7, "A test restore of the newest backup proves it")
+    step(8, "A test restore of the newest backup proves it")
     proof = backupd.ask("test-restore", SERVER)
     for check in proof["checks"]:
         say(f"   {check['outcome']}: {check['name']}" + (f" ({check['detail']})" if check["detail"] else ""))
@@ -236,14 +289,22 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
         f"source's witness in {proof['seconds']:.1f} s",
     )
 
-    step(8, "Is what is stored still what was stored?")
+    step(9, "By itself: the service takes the next increment when its time comes")
+    by_itself = watch_the_service(backupd, increment["id"])
+    say(f"job {by_itself['id']} ({by_itself['leg']}, due {by_itself['due_at']}) made {by_itself['result']}")
+    backupd.show("jobs", SERVER)
+
+    step(10, "What would retention keep, and why?")
+    backupd.show("retention", SERVER)
+
+    step(11, "Is what is stored still what was stored?")
     backupd.show("verify")
     backupd.show("fsck")
     return {
         "proved": True,
         "server": f"MariaDB {version}",
         "data_bytes": data,
-        "backups": [first["id"], second["id"]],
+        "backups": [first["id"], increment["id"], second["id"], by_itself["result"]],
         "restore_seconds": round(restore_seconds, 3),
         "linked_files": shared,
         "tables_compared": proof["tables_compared"],

@@ -74,7 +74,8 @@ class Folder:
         if error.errno in _FULL:
             return DestinationFullError(f"destination {self.name} ({self.root}) is full: {doing} failed",
                                         detail=f"{detail}; {self._room()}",
-                                        hint="free some space or let retention run; nothing of this file was kept")
+                                        hint="free some space or let retention run; nothing of this file was kept",
+                                        destination=self.name)
         if not self.is_initialised():
             return DestinationError(what, detail=f"{detail}; {layout.REPOSITORY} is not there",
                                     hint=self._missing_hint())

@@ -5,6 +5,7 @@
     servers/<server>/<id>/manifest.json             the commit point of a backup
     servers/<server>/<id>/body.jsonl.zst.gpg        sealed body of the manifest
     servers/<server>/<id>/unpack.sh.zst.gpg         sealed script that puts the parts together
+    servers/<server>/<id>/config.tar.zst.gpg        sealed configuration of the source's host
     servers/<server>/<id>/RUNBOOK.md                how to restore by hand
     servers/<server>/<id>/files/...                 browsable tree of links (TREE destinations)
     servers/<server>/<id>.partial/...               the same tree while the backup runs
@@ -39,6 +40,7 @@ MARKS = "marks/"
 MANIFEST = "manifest.json"
 BODY = "body.jsonl.zst.gpg"
 UNPACK = "unpack.sh.zst.gpg"
+CONFIG = "config.tar.zst.gpg"
 RUNBOOK = "RUNBOOK.md"
 FILES = "files"
 PARTIAL = ".partial"
@@ -103,6 +105,10 @@ def body_key(server: str, backup_id: str) -> str:
 
 def unpack_key(server: str, backup_id: str) -> str:
     return backup_folder(server, backup_id) + UNPACK
+
+
+def config_key(server: str, backup_id: str) -> str:
+    return backup_folder(server, backup_id) + CONFIG
 
 
 def runbook_key(server: str, backup_id: str) -> str:

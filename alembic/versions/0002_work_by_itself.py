@@ -16,12 +16,12 @@ branch_labels = None
 depends_on = None
 
 
-def _text(name: str, *, added: bool = False) -> sa.Column[str]:
-    return sa.Column(name, sa.Text, nullable=False, server_default="" if added else None)
+def _text(name: str, default: str | None = None) -> sa.Column[str]:
+    return sa.Column(name, sa.Text, nullable=False, server_default=default)
 
 
-def _name(name: str, length: int = 64, *, added: bool = False) -> sa.Column[str]:
-    return sa.Column(name, sa.String(length), nullable=False, server_default="" if added else None)
+def _name(name: str, length: int = 64, default: str | None = None) -> sa.Column[str]:
+    return sa.Column(name, sa.String(length), nullable=False, server_default=default)
 
 
 def _number(name: str, default: str | None = None) -> sa.Column[int]:
@@ -32,30 +32,31 @@ def _time(name: str, *, nullable: bool = False) -> sa.Column[Any]:
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
 
 
+_NEW_IN_JOBS = (
+    _number("attempt", "1"), _name("previous", default=""), _name("leg", default=""), _text("requested_by", ""),
+    sa.Column("arguments", sa.JSON, nullable=False, server_default="{}"), _number("token", "0"),
+    _text("cancel_by", ""), _text("result", ""),
+)
+"""With a default for the rows that are there; every new row says all of them."""
+
+
 def upgrade() -> None:
-    with op.batch_alter_table("backups") as batch:
-        batch.add_column(_number("from_lsn", "0"))
-        batch.add_column(_number("to_lsn", "0"))
-        batch.add_column(_text("server_uuid", added=True))
-        batch.add_column(_text("reason", added=True))
+    # Added one by one: a batch would make SQLite rebuild the table, and dropping the old one takes every row of
+    # `copies` with it (ON DELETE CASCADE). So these keep their defaults.
+    for column in (_number("from_lsn", "0"), _number("to_lsn", "0"), _text("server_uuid", ""), _text("reason", "")):
+        op.add_column("backups", column)
     with op.batch_alter_table("jobs") as batch:
         batch.alter_column("started_at", existing_type=sa.DateTime(timezone=True), nullable=True)
-        batch.add_column(_time("queued_at", nullable=True))
-        batch.add_column(_time("due_at", nullable=True))
-        batch.add_column(_time("not_before", nullable=True))
-        batch.add_column(_number("attempt", "1"))
-        batch.add_column(_name("previous", added=True))
-        batch.add_column(_name("leg", added=True))
-        batch.add_column(_text("requested_by", added=True))
-        batch.add_column(sa.Column("arguments", sa.JSON, nullable=False, server_default="{}"))
-        batch.add_column(_number("token", "0"))
-        batch.add_column(_time("heartbeat_at", nullable=True))
-        batch.add_column(_text("cancel_by", added=True))
+        for name in ("queued_at", "due_at", "not_before", "heartbeat_at"):
+            batch.add_column(_time(name, nullable=True))
         batch.add_column(sa.Column("progress", sa.JSON))
-        batch.add_column(_text("result", added=True))
+        for column in _NEW_IN_JOBS:
+            batch.add_column(column)
     op.execute("UPDATE jobs SET queued_at = started_at")
     with op.batch_alter_table("jobs") as batch:
         batch.alter_column("queued_at", existing_type=sa.DateTime(timezone=True), nullable=False)
+        for column in _NEW_IN_JOBS:
+            batch.alter_column(column.name, existing_type=column.type, server_default=None)
     op.create_index("ix_jobs_server_queued_at", "jobs", ["server", "queued_at"])
     op.create_table(
         "schedules",
@@ -95,6 +96,5 @@ def downgrade() -> None:
                        "token", "heartbeat_at", "cancel_by", "progress", "result"):
             batch.drop_column(column)
         batch.alter_column("started_at", existing_type=sa.DateTime(timezone=True), nullable=False)
-    with op.batch_alter_table("backups") as batch:
-        for column in ("from_lsn", "to_lsn", "server_uuid", "reason"):
-            batch.drop_column(column)
+    for column in ("from_lsn", "to_lsn", "server_uuid", "reason"):
+        op.drop_column("backups", column)

@@ -42,7 +42,7 @@ def _is_known(wiring: Wiring, backup_id: str, destination: str) -> bool:
 
 
 def _adopt(wiring: Wiring, destination: Destination, header: Header, *, deleted: bool) -> None:
-    copy = Copy(destination.name, "complete", header.finished_at)
+    copy = Copy(destination.name, "deleted" if deleted else "complete", header.finished_at)
     try:
         wiring.catalog.backups.add_copy(header.backup_id, copy)
     except NotFoundError:
@@ -65,4 +65,5 @@ def _record(wiring: Wiring, destination: Destination, header: Header, copy: Copy
         id=header.backup_id, server=header.server, kind=BackupKind(header.kind),
         state=BackupState.DELETED if deleted else BackupState.COMPLETE, parent=header.parent,
         started_at=header.started_at, finished_at=header.finished_at, stats=header.stats, position=position,
-        flavour=flavour, server_version=server_version, tool_version=tool_version, warnings=warnings, copies=(copy,))
+        flavour=flavour, server_version=server_version, tool_version=tool_version, warnings=warnings, copies=(copy,),
+        from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid, reason=header.reason)

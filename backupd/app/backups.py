@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
 from backupd.app.adopt import adopt_unknown
+from backupd.app.chains import Decision, decide
 from backupd.app.deletion import sweep_destination
+from backupd.app.limits import throttled
+from backupd.app.retention import relieve
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring, worker_count
-from backupd.backup.physical import Documents, PhysicalOutcome, PhysicalSpec, execute
+from backupd.backup.config import collect
+from backupd.backup.physical import Documents, Parent, PhysicalOutcome, PhysicalSpec, execute
+from backupd.backup.speed import slow_destinations
 from backupd.engine.probe import examine
-from backupd.engine.toolset import physical_tool, refuse_clashes
+from backupd.engine.toolset import physical_tool, refuse_clashes, shortcomings
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.errors import RefusedError
+from backupd.model.errors import DestinationFullError, RefusedError
 from backupd.model.ids import new_id
 from backupd.model.manifest import Body, Header
 from backupd.model.proof import Witness
 from backupd.model.units import format_duration
+from restore.plan import DEFAULT_RATES
 from restore.runbook import render_runbook
 from restore.unpack import render_unpack
 from storage.destination import Destination
@@ -37,16 +43,22 @@ class Taken:
 
 
 def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun) -> BackupRecord:
-    """Take one backup now, as ``run``, and give its record.
+    """Take one backup now, as ``run``, and give its record. Where an increment cannot be built on what there is, a full
+    backup is taken in its place, and ``reason`` of the record says why.
 
     Raises NotFoundError (server), RefusedError (a backup of it runs already, or this version cannot take that kind)
-    and whatever made the backup fail; then nothing of it is left.
+    and whatever made the backup fail; then nothing of it is left. Where a destination is full, what the rules have
+    expired there makes room, and the backup is tried once more.
     """
     server = wiring.settings.server(server_name)
-    if kind is not BackupKind.PHYSICAL_FULL:
-        raise RefusedError(f"{kind} backups are not taken by this version", hint="use --kind full")
+    if kind is BackupKind.LOGICAL:
+        raise RefusedError(f"{kind} backups are not taken by this version", hint="use --kind full or incremental")
     with wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"):
-        return _run(wiring, server, run)
+        try:
+            return _run(wiring, server, kind, run)
+        except DestinationFullError as error:
+            relieve(wiring, error, run)
+            return _run(wiring, server, kind, run)
 
 
 def _behind(wiring: Wiring, server: str) -> timedelta:
@@ -60,44 +72,58 @@ def _behind(wiring: Wiring, server: str) -> timedelta:
     return timedelta(0) if last is None or now > last else last + timedelta(seconds=1) - now
 
 
-def _run(wiring: Wiring, server: ServerSettings, run: JobRun) -> BackupRecord:
+def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) -> BackupRecord:
     destinations = wiring.required(server)
     for destination in destinations:
         # What dead runs left goes first; one of them may have died between its manifest and its row.
         sweep_destination(wiring, destination)
         adopt_unknown(wiring, destination, server.name)
+    run.check()
     with ExitStack() as stack:
-        spec = resolve(wiring, server, run, destinations, stack.enter_context(wiring.workdir(run.job.id)))
-        taken = _execute(wiring, server, spec, run)
-    return record_backup(wiring, spec, taken)
+        spec = resolve(wiring, server, kind, run, destinations, stack.enter_context(wiring.workdir(run.job.id)))
+        brake = stack.enter_context(throttled(wiring, server, spec.connection, run))
+        taken = _execute(wiring, server, replace(spec, throttle=brake, send=brake.send), run)
+    return record_backup(wiring, spec, taken, brake.warnings)
 
 
-def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: tuple[Destination, ...],
-            workdir: Path) -> PhysicalSpec:
+def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun,
+            destinations: tuple[Destination, ...], workdir: Path) -> PhysicalSpec:
     """Freeze every decision about this backup. Reads the server, the keyring and the tools; changes nothing."""
     keys, fingerprints = wiring.recipients()
     connection = server.connection()
     with connection.connect() as session:
         probed = examine(session)
         refuse_clashes(session, probed.info)
+        tool = physical_tool(probed.info, paths=wiring.settings.programs)
+        decision = decide(wiring, server, kind, probed.info, tool=tool, session=session, destinations=destinations)
     policy = server.policy
-    warnings = (*probed.warnings, *(f"{key.name}: {key.warning}" for key in keys if key.warning))
+    artefact = collect(connection, probed.info, policy.config_files)
+    warnings = (*probed.warnings, *shortcomings(tool, probed.info), *artefact.warnings,
+                *(f"{key.name}: {key.warning}" for key in keys if key.warning))
     behind = _behind(wiring, server.name)
     if behind:
         text = f"this host's clock stands {format_duration(behind.total_seconds())} before the end of the newest backup"
         warnings = (*warnings, f"{text}: the recorded times of this one follow that one, not the clock")
-    tool = physical_tool(probed.info)
+    if decision.reason:
+        warnings = (*warnings, f"a full backup was taken where an increment was due: {decision.reason}")
 
     def documents(body: Body, header: Header) -> Documents:
-        return Documents(runbook=render_runbook(header, body, destinations=[d.name for d in destinations]).encode(),
-                         unpack=render_unpack(header.backup_id, body.entries))
+        runbook = render_runbook(header, body, destinations=[d.name for d in destinations], earlier=decision.chain)
+        return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries))
 
     return PhysicalSpec(
         backup_id=run.job.id, server=server.name, connection=connection, info=probed.info, tool=tool,
         destinations=destinations, recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
         identity_key=wiring.identity_key(), workdir=workdir, started_at=wiring.clock() + behind, documents=documents,
         behind=behind, level=wiring.settings.encryption.compression_level, workers=worker_count(),
-        parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings)
+        parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings,
+        parent=_parent(decision), reason=decision.reason, config=lambda: artefact.content,
+        spool=wiring.settings.spool / "clone")
+
+
+def _parent(decision: Decision) -> Parent | None:
+    last = decision.parent
+    return Parent(tuple(record.id for record in decision.chain), last.to_lsn) if last else None
 
 
 def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, run: JobRun) -> Taken:
@@ -108,14 +134,18 @@ def _execute(wiring: Wiring, server: ServerSettings, spec: PhysicalSpec, run: Jo
     with LockWindowWitness(spec.connection, server=spec.server, clock=wiring.clock, report=run.report) as witness:
         outcome = execute(spec, clock=wiring.clock, report=run.report, on_stderr=witness.on_stderr, cancel=run.cancel,
                           fence=run.fence, log=run.log)
-        seen = witness.collect(max_seconds=policy.max_duration.total_seconds())
+        try:
+            seen = witness.collect(max_seconds=policy.max_duration.total_seconds())
+        except KeyboardInterrupt:
+            # The backup is committed. Whoever stops the job now comes too late for that, and saves the reading only.
+            return Taken(outcome, None, "the job was stopped while they were read")
         return Taken(outcome, seen, witness.problem)
 
 
-def record_backup(wiring: Wiring, spec: PhysicalSpec, taken: Taken) -> BackupRecord:
-    """Write the rows of a committed backup and of its witness."""
+def record_backup(wiring: Wiring, spec: PhysicalSpec, taken: Taken, limits: tuple[str, ...] = ()) -> BackupRecord:
+    """Write the rows of a committed backup and of its witness. ``limits``: what is to be said about those."""
     header, facts = taken.outcome.header, taken.outcome.facts
-    warnings = facts.warnings
+    warnings = (*facts.warnings, *limits, *_slow(wiring, taken.outcome))
     if taken.problem:
         warnings = (*warnings, f"no witness was read, so a test restore has nothing to compare with: {taken.problem}")
     record = BackupRecord(
@@ -123,8 +153,16 @@ def record_backup(wiring: Wiring, spec: PhysicalSpec, taken: Taken) -> BackupRec
         parent=header.parent, started_at=header.started_at, finished_at=header.finished_at, stats=header.stats,
         position=facts.position, flavour=str(facts.server.flavour), server_version=str(facts.server.version),
         tool_version=str(facts.tool.version), warnings=warnings,
-        copies=tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations))
+        copies=tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations),
+        from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid, reason=header.reason)
     wiring.catalog.backups.add(record)
     if taken.witness is not None:
         wiring.catalog.witnesses.add(new_id(wiring.clock()), taken.witness, backup_id=record.id)
     return record
+
+
+def _slow(wiring: Wiring, outcome: PhysicalOutcome) -> tuple[str, ...]:
+    header = outcome.header
+    rate = wiring.catalog.rates.of(header.server).get("prepared") or DEFAULT_RATES["prepared"]
+    return slow_destinations(outcome.speeds, seconds=(header.finished_at - header.started_at).total_seconds(),
+                             prepare_seconds=rate.estimate(header.stats.bytes_source))

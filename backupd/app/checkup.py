@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from backupd.app import keys
+from backupd.app.forecast import room
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.model.backup import BackupKind
 from backupd.model.errors import BackupdError
-from policies.lint import advice, not_yet_active, settings_not_yet_active
+from policies.lint import advice, crowds, not_yet_active, settings_not_yet_active
 from storage.destination import Destination
 
 _SEVERITIES = ("error", "warning", "ok")
@@ -29,12 +31,17 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
         if len(names) > 1:
             findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
         found += findings
-    found += [warning("configuration", text) for text in settings_not_yet_active(wiring.settings.configuration)]
+    found += keys.findings(wiring)
+    configuration = wiring.settings.configuration
+    for name in sorted({place for server in names for place in wiring.settings.server(server).required}):
+        found += room(wiring, name)
+    found += [warning("configuration", text) for text in settings_not_yet_active(configuration)]
+    found += [warning("policy", text) for text in crowds(configuration, wiring.settings.policies)]
     return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
 
 
 def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
-    found = [warning("policy", text) for text in advice(server.policy)]
+    found = [warning("policy", text) for text in advice(server.policy, wiring.settings.configuration)]
     found += [warning("policy", text) for text in not_yet_active(server.policy, wiring.settings.configuration)]
     destinations: list[Destination] = []
     for name in server.required:
@@ -53,7 +60,7 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         gnupg_home=settings.encryption.gnupg_home, recipients=settings.encryption.recipients, spool=settings.spool,
         new_destinations=frozenset(d.name for d in destinations if not wiring.holds_backups(d.name)),
         restore_gnupg_home=settings.restore.gnupg_home if settings.restore else None,
-        secret_files=_secret_files(server),
+        secret_files=_secret_files(server), programs=settings.programs,
         expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None))
     return preflight(spec, now=wiring.clock()) + found
 

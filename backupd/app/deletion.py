@@ -1,81 +1,126 @@
 """Deleting backups: marked first, gone after the grace period, and never the last one by accident.
 
 The catalog's row changes before the mark is put and after it is taken away, so that a process that dies in between
-leaves a backup that nobody offers but everybody can undelete, never one that is offered and swept.
+leaves a backup that nobody offers but everybody can undelete, never one that is offered and swept. What builds on a
+backup goes before it and comes back after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
+from backupd.app.adopt import adopt_unknown
 from backupd.app.wiring import GRACE, Wiring
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.hold import EVERY_SERVER, HoldKind
+from backupd.model.manifest import Header
+from backupd.recovery.chains import chain_of, dependants
+from backupd.transfer.collect import Collected, living_intents
 from backupd.transfer.inventory import read
-from backupd.transfer.remove import is_whole, mark, marks, sweep, unmark
+from backupd.transfer.remove import is_whole, mark, marks, restorable_at, sweep, unmark
+from storage import objects
 from storage.destination import Destination
 
+DELETED = str(BackupState.DELETED)
+"""The state of a copy that is marked at its destination."""
 
-def delete(wiring: Wiring, backup_id: str, *, now: bool) -> list[str]:
+
+def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool = False) -> list[str]:
     """Mark a backup deleted at every destination; ``now`` also removes it at once. Gives what was held back, and why.
 
-    A backup whose manifest is nowhere any more is forgotten. Raises NotFoundError, and RefusedError for a pinned
-    backup or the only restorable one of its server.
+    ``with_increments``: and everything that builds on it. A backup whose manifest is nowhere any more is forgotten.
+    Raises NotFoundError, and RefusedError for a pinned or held backup, one that others build on, or the last
+    restorable one of its server.
     """
     with wiring.removing():
         record = wiring.catalog.backups.get(backup_id)
-        _may_go(wiring, record)
-        wiring.catalog.backups.set_state(backup_id, BackupState.DELETED)
-        held: list[str] = []
         for destination in _holding(wiring, record):
-            if read(destination, record.server, backup_id) is None:
-                forget_swept(wiring, destination, [backup_id])
-                continue
-            mark(destination, record.server, backup_id, wiring.clock())
-            if now:
-                held += _remove(wiring, destination, record)
+            # A backup that the catalog does not know yet may build on it.
+            adopt_unknown(wiring, destination, record.server)
+        others = [other for other in wiring.catalog.backups.list(record.server) if other.id != backup_id]
+        children = [other for other in dependants(backup_id, [record, *others])
+                    if other.state is not BackupState.DELETED]
+        if children and not with_increments:
+            raise RefusedError(f"backup {backup_id} is needed by {_named(children)}, which build on it",
+                               hint="--with-increments deletes those too, all or none")
+        victims = [*reversed(children), record]
+        _may_go(wiring, victims, [other for other in others if other not in children])
+        held: list[str] = []
+        for victim in victims:
+            _mark_everywhere(wiring, victim)
+        if now:
+            at_once = frozenset((victim.server, victim.id) for victim in victims)
+            for destination in _holding(wiring, record):
+                held += _remove(wiring, destination, at_once)
         return held
 
 
-def _remove(wiring: Wiring, destination: Destination, record: BackupRecord) -> list[str]:
-    swept = sweep(destination, clock=wiring.clock, grace=GRACE, kept=kept_on_purpose(wiring),
-                  at_once=frozenset({(record.server, record.id)}))
-    forget_swept(wiring, destination, swept.backups)
-    return [reason for reason in swept.held if record.id in reason] if record.id not in swept.backups else []
+def _mark_everywhere(wiring: Wiring, record: BackupRecord) -> None:
+    for copy in record.copies:
+        wiring.catalog.backups.set_copy_state(record.id, copy.destination, DELETED)
+    for destination in _holding(wiring, record):
+        mark_copy(wiring, destination, record, "")
+
+
+def mark_copy(wiring: Wiring, destination: Destination, record: BackupRecord, reason: str) -> None:
+    """Mark one copy deleted, in the catalog and then at its destination; forget it where its manifest is gone."""
+    if read(destination, record.server, record.id) is None:
+        forget_swept(wiring, destination, [record.id])
+        return
+    wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
+    mark(destination, record.server, record.id, wiring.clock(), reason=reason)
+
+
+def _remove(wiring: Wiring, destination: Destination, at_once: frozenset[tuple[str, str]]) -> list[str]:
+    swept = sweep_locked(wiring, destination, at_once=at_once)
+    left = [name for _server, name in at_once if name not in swept.backups]
+    return [reason for reason in swept.held if any(name in reason for name in left)] or (swept.held if left else [])
 
 
 def sweep_destination(wiring: Wiring, destination: Destination) -> list[str]:
     """Remove what is due and what dead runs left, and the rows of what is gone; gives what was held back, and why."""
     with wiring.removing():
         reconcile(wiring, destination)
-        swept = sweep(destination, clock=wiring.clock, grace=GRACE, kept=kept_on_purpose(wiring))
-        forget_swept(wiring, destination, swept.backups)
-        return swept.held
+        return sweep_locked(wiring, destination).held
+
+
+def sweep_locked(wiring: Wiring, destination: Destination, *,
+                 at_once: frozenset[tuple[str, str]] = frozenset()) -> Collected:
+    """One sweep by somebody who is ``removing`` already; rows of what is gone go with it."""
+    swept = sweep(destination, clock=wiring.clock, grace=GRACE, kept=kept_on_purpose(wiring), at_once=at_once)
+    forget_swept(wiring, destination, swept.backups)
+    return swept
 
 
 def kept_on_purpose(wiring: Wiring) -> frozenset[tuple[str, str]]:
-    """Backups that no sweep may take."""
-    return frozenset((record.server, record.id) for record in wiring.catalog.backups.list() if record.pinned)
+    """Backups that no sweep may take: those that somebody keeps, and all of a server on hold."""
+    held = {hold.server for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.HOLD}
+    return frozenset((record.server, record.id) for record in wiring.catalog.backups.list()
+                     if record.pinned or record.server in held or EVERY_SERVER in held)
 
 
 def reconcile(wiring: Wiring, destination: Destination) -> list[str]:
-    """Make rows agree with ``destination``: what carries a mark is deleted, and the copy of a deleted backup whose
+    """Make rows agree with ``destination``: the copy of what carries a mark is deleted, and a deleted copy whose
     manifest is gone is forgotten. Gives the ids changed. An older catalog, or a process that died, leaves such rows."""
     marked = {owner[1] for owner in marks(destination)}
     changed = []
     for record in wiring.catalog.backups.list():
-        if not any(copy.destination == destination.name for copy in record.copies):
+        copy = next((one for one in record.copies if one.destination == destination.name), None)
+        if copy is None:
             continue
-        if record.id in marked and record.state is not BackupState.DELETED:
-            wiring.catalog.backups.set_state(record.id, BackupState.DELETED)
+        deleted = DELETED in (copy.state, str(record.state))
+        if record.id in marked and (copy.state != DELETED):
+            wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
             changed.append(record.id)
-        elif record.state is BackupState.DELETED and read(destination, record.server, record.id) is None:
+        elif deleted and read(destination, record.server, record.id) is None:
             forget_swept(wiring, destination, [record.id])
             changed.append(record.id)
     return changed
 
 
-def forget_swept(wiring: Wiring, destination: Destination, backups: list[str]) -> None:
+def forget_swept(wiring: Wiring, destination: Destination, backups: Sequence[str]) -> None:
     """Take removed copies out of the catalog; a backup without any copy is forgotten."""
     for backup_id in backups:
         wiring.catalog.backups.remove_copy(backup_id, destination.name)
@@ -88,21 +133,46 @@ def forget_swept(wiring: Wiring, destination: Destination, backups: list[str]) -
             wiring.catalog.witnesses.forget(backup_id)
 
 
-def undelete(wiring: Wiring, backup_id: str) -> None:
-    """Take the mark away, whatever the catalog says; possible as long as no sweep has removed the backup.
+def undelete(wiring: Wiring, backup_id: str) -> list[str]:
+    """Take the marks away, whatever the catalog says, of the backup and of everything it builds on, wherever all of
+    that is still there. Gives the ids that came back, what others build on first.
 
-    Raises NotFoundError, RefusedError when it is not marked at all.
+    Raises NotFoundError, RefusedError when nothing is marked, or when something it builds on is gone.
     """
     with wiring.removing():
         record = wiring.catalog.backups.get(backup_id)
-        owner = (record.server, backup_id)
+        chain = chain_of(backup_id, wiring.catalog.backups.list(record.server))
         holding = _holding(wiring, record)
-        if record.state is not BackupState.DELETED and not any(owner in marks(d) for d in holding):
+        marked = {owner for destination in holding for owner in marks(destination)}
+        dead = [member for member in chain if (member.server, member.id) in marked or _is_dead(member)]
+        if not dead:
             raise RefusedError(f"backup {backup_id} is not marked as deleted: it is {record.state}")
-        for destination in holding:
-            # Sweeps of this installation wait for our lock, so the grace period need not have time left.
-            unmark(destination, record.server, backup_id, now=wiring.clock(), grace=timedelta.max)
-        wiring.catalog.backups.set_state(backup_id, BackupState.COMPLETE)
+        places = [destination for destination in holding
+                  if all(read(destination, member.server, member.id) is not None for member in chain)]
+        if not places:
+            gone = "" if len(chain) == 1 else f", with {_named(chain[:-1])}, on which it builds"
+            raise NotFoundError(f"no destination holds backup {backup_id} any more{gone}",
+                                hint="`backupd fsck` says what is left; `backupd backups` lists what can be restored")
+        for destination in places:
+            for member in chain:
+                # Sweeps of this installation wait for our lock, so the grace period need not have time left.
+                unmark(destination, member.server, member.id, now=wiring.clock(), grace=timedelta.max)
+                wiring.catalog.backups.set_copy_state(member.id, destination.name, _soundness(destination, member))
+        return [member.id for member in dead]
+
+
+def _is_dead(record: BackupRecord) -> bool:
+    return record.state is BackupState.DELETED or any(copy.state == DELETED for copy in record.copies)
+
+
+def _soundness(destination: Destination, record: BackupRecord) -> str:
+    """The state of a copy that comes back: what was found out about it before counts again."""
+    found = read(destination, record.server, record.id)
+    if found is None or not isinstance(found.header, Header) or not is_whole(destination, record.server, record.id):
+        return str(BackupState.DAMAGED)
+    bad = objects.quarantined(destination)
+    rotten = any(item.name in bad for item in found.header.objects)
+    return str(BackupState.DAMAGED if rotten else BackupState.COMPLETE)
 
 
 def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> None:
@@ -115,19 +185,28 @@ def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> None:
         wiring.catalog.backups.pin(backup_id, pinned=pinned)
 
 
-def _may_go(wiring: Wiring, record: BackupRecord) -> None:
-    if record.pinned:
-        raise RefusedError(f"backup {record.id} is kept on purpose",
-                           hint=f"`backupd backups keep {record.id} --release` takes that back")
-    others = [other for other in wiring.catalog.backups.list(record.server) if other.id != record.id]
-    children = [other.id for other in others if other.parent == record.id and other.state is not BackupState.DELETED]
-    if children:
-        raise RefusedError(f"backup {record.id} is needed by {', '.join(children)}, which build on it",
-                           hint="delete those first")
+def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> None:
+    """Raises RefusedError when one of ``victims`` has to stay; ``others``: what the server has besides."""
+    server = victims[0].server
+    for hold in wiring.catalog.holds.of(server, HoldKind.HOLD):
+        raise RefusedError(f"nothing of {server} is deleted: {hold.text}",
+                           hint=f"`backupd hold {hold.server if hold.server != EVERY_SERVER else '--all'} --release` "
+                                "allows it again")
+    for victim in victims:
+        if victim.pinned:
+            raise RefusedError(f"backup {victim.id} is kept on purpose",
+                               hint=f"`backupd backups keep {victim.id} --release` takes that back")
+        for destination in _holding(wiring, victim):
+            for lease in living_intents(destination, wiring.clock()):
+                if victim.id in lease.parents:
+                    raise RefusedError(f"backup {victim.id} is needed by {lease.id}, which is being written",
+                                       hint="wait for it to end, or cancel it: backupd jobs cancel " + lease.id)
     # The catalog alone may be wrong in both directions, so the destinations are asked.
-    if _is_somewhere(wiring, record) and not any(_is_restorable(wiring, other) for other in others):
-        raise RefusedError(f"backup {record.id} is the only restorable backup of {record.server}: the last one is kept",
-                           hint=f"take another one first: backupd backup {record.server} --kind full")
+    if any(_is_somewhere(wiring, victim) for victim in victims) and not any(
+            _is_restorable(wiring, other) for other in others):
+        what = victims[-1].id if len(victims) == 1 else _named(victims)
+        raise RefusedError(f"backup {what} is the only restorable backup of {server}: the last one is kept",
+                           hint=f"take another one first: backupd backup {server} --kind full")
 
 
 def _is_somewhere(wiring: Wiring, record: BackupRecord) -> bool:
@@ -135,12 +214,12 @@ def _is_somewhere(wiring: Wiring, record: BackupRecord) -> bool:
 
 
 def _is_restorable(wiring: Wiring, record: BackupRecord) -> bool:
-    """Complete by the catalog, and whole and unmarked at one destination at least."""
+    """Complete by the catalog, and whole and unmarked at one destination at least, with everything it builds on."""
     if record.state is not BackupState.COMPLETE:
         return False
     for destination in _holding(wiring, record):
         try:
-            if (record.server, record.id) not in marks(destination) and is_whole(destination, record.server, record.id):
+            if restorable_at(destination, record.server, record.id):
                 return True
         except BackupdError:
             continue  # a destination that cannot be reached does not vouch for anything
@@ -149,3 +228,7 @@ def _is_restorable(wiring: Wiring, record: BackupRecord) -> bool:
 
 def _holding(wiring: Wiring, record: BackupRecord) -> list[Destination]:
     return [wiring.destination(copy.destination) for copy in record.copies]
+
+
+def _named(records: Sequence[BackupRecord]) -> str:
+    return ", ".join(record.id for record in records)

@@ -1,36 +1,265 @@
-"""Jobs that are run right here, by the process that was asked: the row is written before and after the work."""
+"""The life of a job in the process that does it: the row before, a pulse meanwhile, the outcome afterwards.
+
+A job ends as ``cancelled`` when somebody wanted that (`backupd jobs cancel`, a signal, Ctrl-C), as ``failed`` when it
+went wrong by itself. A repetition is a new job that names this one as ``previous``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import os
+import pwd
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
-from backupd.app.run import JobRun
-from backupd.app.wiring import Wiring, owner, owner_is_alive
-from backupd.model.errors import BackupdError, CancelledError
+from backupd.app.logs import job_log, redacted, remove_logs, say
+from backupd.app.pulse import BEAT, DAEMON_STOP, PATIENCE, Pulse
+from backupd.app.run import JobRun, Result
+from backupd.app.wiring import Wiring, owner, owner_state
+from backupd.model.errors import BackupdError, CancelledError, CatalogError, NotFoundError, RefusedError
+from backupd.model.event import Event, Severity
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.progress import Report
-from backupd.model.proof import Phase
+from policies.schema import Policy
 
 T = TypeVar("T")
 
+KEPT = timedelta(days=90)
+"""How long jobs that are over stay in the catalog, with their logs."""
+RETENTION_LEG = "retention"
+_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE)
+"""Kinds that report no progress, so that nobody can tell whether they make any."""
+BACKUPS = (JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL)
+
+
+def _nothing(_done: object) -> Result:
+    return Result()
+
 
 def run_here(wiring: Wiring, kind: JobKind, server: str, work: Callable[[JobRun], T], *, report: Report,
-             arguments: dict[str, Any] | None = None) -> T:
-    """Record a job, do ``work`` as that job in this process, and record how it ended. Raises what ``work`` raises."""
-    wiring.catalog.jobs.abandon_dead(owner_is_alive, wiring.clock())
+             arguments: dict[str, Any] | None = None, result: Callable[[T], Result] = _nothing) -> T:
+    """Record a job, do ``work`` as that job in this process, and record how it ended. ``result`` tells what the row
+    should say of what ``work`` gave.
+
+    Raises what ``work`` raises, and RefusedError when the job was taken from this process meanwhile.
+    """
+    abandon_dead(wiring)
     now = wiring.clock()
     job = JobRecord(id=new_id(now), kind=str(kind), server=server, state=JobState.RUNNING, queued_at=now,
-                    started_at=now, owner=owner(), arguments=arguments or {}, token=1)
+                    started_at=now, heartbeat_at=now, owner=owner(), requested_by=user(), arguments=arguments or {},
+                    token=1)
     wiring.catalog.jobs.add(job)
+    return live(wiring, job, work, result, report)
+
+
+def live(wiring: Wiring, job: JobRecord, work: Callable[[JobRun], T], result: Callable[[T], Result],
+         report: Report) -> T:
+    """Do ``work`` as ``job``, which runs and is this process's, to its recorded end; see ``run_here``."""
+    policy = policy_of(wiring, job.server)
+    _yield_to_others(policy.limits.nice if policy is not None else None)
+    watched = policy is not None and job.kind not in _SILENT
+    pulse = Pulse(wiring, job, report, hang=policy.limits.hang if policy is not None and watched else timedelta.max,
+                  rates=wiring.catalog.rates.of(job.server))
+    with job_log(wiring.settings, job.id) as log:
+        say("job-started", f"{job.kind}, attempt {job.attempt}", server=job.server, job=job.id)
+        done: list[T] = []
+        try:
+            with pulse:
+                done.append(work(JobRun(job, pulse.report, pulse.cancel, pulse.fence, log)))
+        except BaseException as error:
+            # A signal after the last step came too late: what was committed is not cancelled.
+            if not done or not isinstance(error, KeyboardInterrupt):
+                with _undisturbed():
+                    told = _ended_badly(wiring, job, pulse, error)
+                if told is error:
+                    raise
+                raise told from error
+        with _undisturbed():
+            _ended_well(wiring, job, result(done[0]))
+        return done[0]
+
+
+def _ended_well(wiring: Wiring, job: JobRecord, result: Result) -> None:
+    state = JobState.SUCCEEDED if result.problem is None else JobState.FAILED
+    _patiently(partial(close, wiring, job, state, error=result.problem, result=result))
+
+
+def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseException) -> BaseException:
+    """Record it; gives the error that the caller should see: the reason for a stop rather than the stop."""
+    if pulse.lost is not None:
+        say("job-lost", pulse.lost.message, level=logging.ERROR, server=job.server, job=job.id)
+        return pulse.lost
+    told: BaseException = error
+    by = pulse.cancel_by or (_canceller(wiring, job) if isinstance(error, KeyboardInterrupt) else "")
+    if pulse.problem is not None:
+        told = pulse.problem
+        ending = partial(close, wiring, job, JobState.FAILED, error=pulse.problem, again=True)
+    elif by:
+        told = CancelledError(f"job {job.id} was cancelled by {by}")
+        ending = partial(close, wiring, replace(job, cancel_by=by), JobState.CANCELLED, error=told)
+    elif isinstance(error, KeyboardInterrupt):
+        name = signal.Signals(getattr(error, "number", signal.SIGINT)).name
+        ending = partial(close, wiring, job, JobState.CANCELLED, error=CancelledError(f"stopped by {name}"))
+    else:
+        shown = error if isinstance(error, BackupdError) else _internal(job, error)
+        # A lease at a destination that was lost is a cancellation that nobody asked for.
+        again = shown.retryable or isinstance(shown, CancelledError)
+        ending = partial(close, wiring, job, JobState.FAILED, error=shown, again=again)
+    _patiently(ending)
+    return told
+
+
+def _canceller(wiring: Wiring, job: JobRecord) -> str:
+    """Who asked to stop this job: the signal may have come before the heartbeat that would have told."""
+    with suppress(BackupdError):
+        return wiring.catalog.jobs.get(job.id).cancel_by
+    return ""
+
+
+def _patiently(ending: Callable[[], JobRecord]) -> None:
+    """A catalog that cannot be reached for a moment must not make a good run look lost."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            ending()
+        except CatalogError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(BEAT)
+        else:
+            return
+
+
+def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdError | None = None,
+          result: Result | None = None, again: bool = False) -> JobRecord:
+    """Record the end of ``job``, the event that tells of it, and the jobs that follow from it, all at once.
+
+    ``again``: trying once more may help. Raises RefusedError when the job is over or somebody else's.
+    """
+    came_to, now = result or Result(), wiring.clock()
+    shown = None if error is None else BackupdError(
+        redacted(error.message), detail=redacted(error.detail), hint=redacted(error.hint))
+    then = _follow_ups(wiring, job, state, again=again)
+    events = [] if shown is None else [Event(
+        at=now, kind=f"job-{state}", severity=Severity.INFO if state is JobState.CANCELLED else Severity.ERROR,
+        server=job.server, subject=job.leg or job.kind, message=shown.message, detail=shown.detail, hint=shown.hint,
+        job_id=job.id)]
+    ended = wiring.catalog.jobs.finish(
+        job.id, state, now, token=job.token, error=shown, result=came_to.id, bytes=came_to.bytes,
+        phases=came_to.phases, then=then, events=events)
+    say(f"job-{state}", str(shown) if shown else f"{came_to.bytes} bytes", server=job.server, job=job.id,
+        level=logging.ERROR if state in (JobState.FAILED, JobState.ABANDONED) else logging.INFO)
+    for follower in then:
+        say("job-queued", f"{follower.kind}, attempt {follower.attempt}, follows from {job.id}", server=job.server,
+            job=follower.id)
+    return ended
+
+
+def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool) -> list[JobRecord]:
+    policy = policy_of(wiring, job.server)
+    now = wiring.clock()
+    if state is JobState.CANCELLED and job.cancel_by == DAEMON_STOP:
+        return [repetition(job, now, attempt=job.attempt)]
+    if policy is None:
+        return []
+    if state is JobState.SUCCEEDED and job.kind in BACKUPS and policy.retention:
+        if wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1):
+            return []
+        return [JobRecord(id=new_id(now), kind=JobKind.RETENTION, server=job.server, state=JobState.QUEUED,
+                          queued_at=now, leg=RETENTION_LEG)]
+    wanted = job.leg or job.arguments.get("retry")
+    if (again or state is JobState.ABANDONED) and wanted and job.attempt < policy.retry.attempts:
+        return [repetition(job, now, attempt=job.attempt + 1, wait=policy.retry.pause * 2 ** (job.attempt - 1))]
+    return []
+
+
+def repetition(job: JobRecord, now: datetime, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:
+    """The same job again, as its successor."""
+    return JobRecord(id=new_id(now), kind=job.kind, server=job.server, state=JobState.QUEUED, queued_at=now,
+                     due_at=job.due_at, not_before=now + wait, attempt=attempt, previous=job.id, leg=job.leg,
+                     requested_by=job.requested_by, arguments=job.arguments)
+
+
+def abandon_dead(wiring: Wiring) -> tuple[JobRecord, ...]:
+    """End jobs whose process is gone, with an event each; those of a schedule are tried again. Gives them."""
+    error = BackupdError("the process that ran this job is gone",
+                         hint="run it again; whatever it left at a destination is removed by the next run")
+    ended = []
+    for job in wiring.catalog.jobs.dead(owner_state, wiring.clock()):
+        with suppress(RefusedError):  # it ended by itself, or another process was faster
+            ended.append(close(wiring, job, JobState.ABANDONED, error=error))
+    return tuple(ended)
+
+
+def cancel(wiring: Wiring, job_id: str, by: str) -> JobRecord:
+    """Cancel a queued job, or ask whoever runs it to stop. Raises RefusedError when it is over, NotFoundError."""
+    job = wiring.catalog.jobs.request_cancel(job_id, by, wiring.clock())
+    say("job-cancel-requested", f"by {by}", server=job.server, job=job.id)
+    return job
+
+
+def prune(wiring: Wiring) -> tuple[str, ...]:
+    """Forget jobs that were over long ago, and their logs; gives their ids."""
+    gone = wiring.catalog.jobs.prune(wiring.clock() - KEPT)
+    remove_logs(wiring.settings, gone)
+    return gone
+
+
+def policy_of(wiring: Wiring, server: str) -> Policy | None:
+    """None for a server that is not configured (any more)."""
+    with suppress(NotFoundError):
+        return wiring.settings.server(server).policy
+    return None
+
+
+def user() -> str:
+    """Who is asking, for the record: the login name behind sudo, or of this process."""
     try:
-        result = work(JobRun(job, report))
-    except BaseException as error:
-        shown = error if isinstance(error, BackupdError) else BackupdError(f"stopped: {type(error).__name__}")
-        state = JobState.CANCELLED if isinstance(error, CancelledError) else JobState.FAILED
-        wiring.catalog.jobs.finish(job.id, state, wiring.clock(), error=shown)
-        raise
-    seconds = (wiring.clock() - now).total_seconds()
-    wiring.catalog.jobs.finish(job.id, JobState.SUCCEEDED, wiring.clock(), phases=[Phase("backup", seconds, 0)])
-    return result
+        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
+
+
+def _internal(job: JobRecord, error: BaseException) -> BackupdError:
+    """An error that is none of ours, in a sentence; its traceback goes to the job's log."""
+    say("job-traceback", "".join(traceback.format_exception(error)), level=logging.ERROR, server=job.server, job=job.id)
+    hint = f"`backupd jobs log {job.id}` says where it happened"
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return BackupdError(f"{job.kind} failed: {place}{error.strerror or error}", hint=hint)
+    first = (str(error).splitlines() or [""])[0]
+    return BackupdError(f"internal error: {type(error).__name__}: {first}", hint=hint)
+
+
+def _yield_to_others(nice: int | None) -> None:
+    """Lower the priority of this process and of all that it starts. Linux derives the I/O priority from it."""
+    if nice is not None and os.getpriority(os.PRIO_PROCESS, 0) < nice:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No signal keeps the outcome from being recorded: those that ask to stop come too late."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def too_late(_number: int, _frame: FrameType | None) -> None:
+        """The work is over already."""
+
+    before = {number: signal.signal(number, too_late) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

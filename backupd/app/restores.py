@@ -6,14 +6,16 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
+from backupd.app.dependence import require_keys
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
-from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.backup import BackupRecord
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.ids import new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.progress import Report
 from backupd.model.proof import Check, Phase, Proof
+from backupd.recovery.chains import restorable
 from restore import executor
 from restore.checks import examine
 from restore.executor import RestoreOutcome, RestoreSpec
@@ -36,7 +38,7 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
     server = wiring.settings.server(server_name)
     return make_plan(
         server_name, wiring.catalog.backups.list(server_name), parse_target(target),
-        Preferences(destinations=(*server.required, *server.others), rates=_rates(wiring, server_name),
+        Preferences(destinations=(*server.required, *server.others), rates=measured_rates(wiring, server_name),
                     datadir=datadir, start=start, verify=verify),
         now=wiring.clock())
 
@@ -52,13 +54,14 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
     server = wiring.settings.server(server_name)
     chosen = plan(wiring, server_name, _going_on(server_name, target, datadir), datadir, start=start)
     settings = wiring.settings.needs_restore()
+    require_keys(wiring, server_name, chosen.chain)
     record = wiring.catalog.backups.get(chosen.backup_id)
     row = _begin(wiring, chosen, datadir)
     spec = RestoreSpec(
         restore_id=row.id, server=server_name, target=target, chain=chosen.chain, moment=record.finished_at,
         datadir=datadir, owner=server.owner, start=start, replica=mode == "replica", checks=_statements(server),
         witness=wiring.catalog.witnesses.of_backup(record.id), workers=worker_count(),
-        memory_cap=settings.scratch.memory)
+        memory_cap=settings.scratch.memory, programs=wiring.settings.programs)
     try:
         outcome = executor.execute(
             spec, destinations=_sources(wiring, chosen), unsealer=wiring.unsealer(), clock=wiring.clock,
@@ -90,8 +93,9 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     scratch = ScratchSpec(
         scratch_id=new_id(started_at), server=server_name, chain=chosen.chain, path=settings.scratch.path,
         max_bytes=settings.scratch.max_bytes, memory=settings.scratch.memory, workers=worker_count(),
-        owner=server.owner)
+        owner=server.owner, programs=wiring.settings.programs)
     try:
+        require_keys(wiring, server_name, chosen.chain)
         with scratch_instance(scratch, destinations=_sources(wiring, chosen), unsealer=unsealer, clock=wiring.clock,
                               report=report, on_phase=phases.append) as copy:
             begun = wiring.clock()
@@ -99,7 +103,8 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
                 copy.connection, statements=_statements(server), target=record.finished_at,
                 witness=wiring.catalog.witnesses.of_backup(record.id), position=record.position,
                 workers=worker_count(), report=report)
-            phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), record.stats.bytes_source))
+            full = wiring.catalog.backups.get(chosen.chain[0])
+            phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), full.stats.bytes_source))
     except BackupdError as error:
         trouble = str(error)
     proof = make_proof(
@@ -124,9 +129,9 @@ def _statements(server: ServerSettings) -> tuple[str, ...]:
 
 
 def _any_backup(wiring: Wiring, server: str) -> BackupRecord:
-    usable = wiring.catalog.backups.list(server, state=BackupState.COMPLETE)
+    usable = restorable(wiring.catalog.backups.list(server))
     if not usable:
-        raise NotFoundError(f"server {server} has no complete backup", hint=f"`backupd backups {server}` shows them")
+        raise NotFoundError(f"server {server} has no restorable backup", hint=f"`backupd backups {server}` shows them")
     return random.choice(usable)  # noqa: S311  a lottery, not a secret
 
 
@@ -152,8 +157,8 @@ def _sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
     return [wiring.destination(name) for name in chosen.destinations]
 
 
-def _rates(wiring: Wiring, server: str) -> Mapping[str, Rate]:
-    """Measured rates as the planner wants them."""
+def measured_rates(wiring: Wiring, server: str) -> Mapping[str, Rate]:
+    """Measured rates of a server by phase, as the planner wants them."""
     return {
         name: Rate(bytes_per_second=rate.bytes_per_second or _NO_BYTES,
                    seconds=0.0 if rate.bytes_per_second else rate.seconds, samples=rate.samples)

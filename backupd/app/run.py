@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from backupd.model.errors import CancelledError
+from backupd.model.errors import BackupdError, CancelledError
 from backupd.model.job import JobRecord
 from backupd.model.progress import Report, silent
+from backupd.model.proof import Phase
 
 
 def _ours() -> None:
@@ -33,3 +34,17 @@ class JobRun:
         """Raises CancelledError when somebody asked to stop."""
         if self.cancel.is_set():
             raise CancelledError(f"job {self.job.id} was cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a job came to. ``id`` of what it made; ``bytes`` of plaintext moved; ``phases`` for later estimates.
+
+    ``problem``: the work was done to its end and found something bad (a backup that does not restore): the job failed,
+    though nothing was raised.
+    """
+
+    id: str = ""
+    bytes: int = 0
+    phases: tuple[Phase, ...] = ()
+    problem: BackupdError | None = None

@@ -8,20 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backupd.app import deletion, verification
-from backupd.app.backups import take_backup
+from backupd.app import config, deletion, holds, jobs, logs, retention, verification
+from backupd.app.actions import perform, run_claimed
 from backupd.app.checkup import check
+from backupd.app.explain import Explanation, explain_here
+from backupd.app.holds import Paused
 from backupd.app.jobs import run_here
+from backupd.app.keys import Issued, KeyState, answer, challenge
+from backupd.app.keys import keys as list_keys
 from backupd.app.restores import plan, restore, test_restore
+from backupd.app.retention import Applied
 from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.challenge import Challenge
 from backupd.model.errors import BackupdError
-from backupd.model.job import JobKind
+from backupd.model.hold import Hold, HoldKind
+from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.progress import Report
 from backupd.model.proof import Proof
+from backupd.retention.decisions import Decisions
 from backupd.transfer.manifestio import load_header, load_side_file
 from restore.executor import RestoreOutcome
 from restore.plan import Plan
@@ -65,8 +73,27 @@ class Service:
         return check(self._wiring, server)
 
     def backup(self, server: str, kind: BackupKind, report: Report) -> BackupRecord:
-        return run_here(self._wiring, JobKind(kind), server,
-                        lambda run: take_backup(self._wiring, server, kind, run), report=report)
+        done = run_here(self._wiring, JobKind(kind), server, lambda run: perform(self._wiring, run), report=report,
+                        result=lambda result: result)
+        return self._wiring.catalog.backups.get(done.id)
+
+    def jobs(self, server: str | None, *, kind: str | None = None, state: JobState | None = None,
+             limit: int | None = None) -> tuple[JobRecord, ...]:
+        """Newest first. Jobs of servers that are not configured any more are still told."""
+        return self._wiring.catalog.jobs.list(server, kind=kind, state=state, limit=limit)
+
+    def job(self, job_id: str) -> JobRecord:
+        return self._wiring.catalog.jobs.get(job_id)
+
+    def job_log(self, job_id: str) -> str:
+        return logs.read_log(self._wiring.settings, self._wiring.catalog.jobs.get(job_id).id)
+
+    def cancel_job(self, job_id: str) -> JobRecord:
+        return jobs.cancel(self._wiring, job_id, jobs.user())
+
+    def run_job(self, job_id: str, token: int) -> None:
+        """Do a job that a worker has claimed for this process."""
+        run_claimed(self._wiring, job_id, token)
 
     def backups(self, server: str | None) -> list[BackupRecord]:
         """Every backup that the catalog knows, deleted ones (within their grace period) too."""
@@ -89,12 +116,39 @@ class Service:
     def keep(self, backup_id: str, *, pinned: bool) -> None:
         deletion.keep(self._wiring, backup_id, pinned=pinned)
 
-    def delete(self, backup_id: str, *, now: bool = False) -> list[str]:
+    def delete(self, backup_id: str, *, now: bool = False, with_increments: bool = False) -> list[str]:
         """Gives why the backup is still there after ``now``; empty when it is gone (or only marked, without)."""
-        return deletion.delete(self._wiring, backup_id, now=now)
+        return deletion.delete(self._wiring, backup_id, now=now, with_increments=with_increments)
 
-    def undelete(self, backup_id: str) -> None:
-        deletion.undelete(self._wiring, backup_id)
+    def undelete(self, backup_id: str) -> list[str]:
+        """Gives the ids that came back: what it builds on comes with it."""
+        return deletion.undelete(self._wiring, backup_id)
+
+    def retention(self, server: str) -> tuple[Decisions, ...]:
+        """What the rules say of every backup of the server, for each destination; changes nothing."""
+        return retention.preview(self._wiring, server, now=self._wiring.clock())
+
+    def apply_retention(self, server: str, report: Report, *, really: bool = False) -> Applied:
+        return run_here(self._wiring, JobKind.RETENTION, server,
+                        lambda run: retention.apply(self._wiring, server, run, really=really), report=report)
+
+    def holds(self) -> tuple[Hold, ...]:
+        """Every hold and pause."""
+        return self._wiring.catalog.holds.all()
+
+    def hold(self, server: str, reason: str) -> Hold:
+        """``server`` may be ``*`` here and below: every one."""
+        return holds.hold(self._wiring, server, reason, jobs.user())
+
+    def pause(self, server: str, reason: str, *, stop_running: bool = False) -> Paused:
+        return holds.pause(self._wiring, server, reason, jobs.user(), stop_running=stop_running)
+
+    def release(self, server: str, kind: HoldKind) -> None:
+        holds.release(self._wiring, server, kind, jobs.user())
+
+    def explain(self, policy: Path, server: str | None) -> Explanation:
+        """What a policy file, in use or not yet, does to a server of this installation."""
+        return explain_here(self._wiring, policy, server)
 
     def plan(self, server: str, target: str, datadir: Path | None) -> Plan:
         return plan(self._wiring, server, target, datadir)
@@ -111,6 +165,19 @@ class Service:
 
     def fsck(self, *, repair: bool) -> verification.FsckOutcome:
         return verification.fsck(self._wiring, mend=repair)
+
+    def kept_configuration(self, backup_id: str, out: Path | None) -> config.Contents:
+        """What was kept of the server's host with a backup; written to ``out`` where that is given."""
+        return config.show(self._wiring, backup_id, out)
+
+    def keys(self) -> list[KeyState]:
+        return list_keys(self._wiring)
+
+    def challenge_keys(self, recipient: str | None) -> list[Issued]:
+        return challenge(self._wiring, recipient)
+
+    def answer_challenge(self, challenge_id: str, phrase: str) -> Challenge:
+        return answer(self._wiring, challenge_id, phrase, jobs.user())
 
     def runbook(self, backup_id: str) -> str:
         """The text beside the backup, from the first copy where it is what was written."""

@@ -74,6 +74,11 @@ class Settings:
         return self.configuration.spool
 
     @property
+    def programs(self) -> Mapping[str, str]:
+        """Programs that are not searched: name to path."""
+        return {name: str(path) for name, path in self.configuration.programs.items()}
+
+    @property
     def servers(self) -> Mapping[str, Server]:
         return self.configuration.servers
 

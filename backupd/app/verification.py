@@ -9,7 +9,8 @@ from typing import Any
 
 from backupd.app.adopt import adopt_unknown
 from backupd.app.deletion import sweep_destination
-from backupd.app.wiring import Wiring, owner_is_alive, worker_count
+from backupd.app.jobs import abandon_dead
+from backupd.app.wiring import Wiring, worker_count
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.errors import DestinationError, NotFoundError
 from backupd.model.manifest import Header
@@ -89,7 +90,7 @@ def _missing(wiring: Wiring, destination: Destination, server: str | None, seen:
         Damage(destination.name, layout.manifest_key(record.server, record.id), "missing", (record.id,))
         for record in wiring.catalog.backups.list(server)
         if record.state is not BackupState.DELETED and record.id not in seen
-        and any(copy.destination == destination.name for copy in record.copies)
+        and any(copy.destination == destination.name and copy.state != "deleted" for copy in record.copies)
     ]
 
 
@@ -98,7 +99,8 @@ def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple
     names: dict[str, list[str]] = {}
     for record in wiring.catalog.backups.list(server):
         for copy in record.copies:
-            if copy.destination not in usable and record.state is not BackupState.DELETED:
+            if (copy.destination not in usable and record.state is not BackupState.DELETED
+                    and copy.state != "deleted"):
                 names.setdefault(copy.destination, []).append(record.id)
     return tuple(
         Damage(name, "", "not mounted, not configured or no repository: nothing was read there, and nothing was marked",
@@ -151,14 +153,15 @@ def _mark_damaged(wiring: Wiring, backup_id: str, destination: str) -> None:
         record = wiring.catalog.backups.get(backup_id)
     except NotFoundError:
         return  # a backup that the catalog does not know yet: fsck says so
-    if record.state is BackupState.COMPLETE and all(copy.state == "damaged" for copy in record.copies):
+    if record.state is BackupState.COMPLETE and all(copy.state != "complete" for copy in record.copies):
         wiring.catalog.backups.set_state(backup_id, BackupState.DAMAGED)
 
 
 def _mark_verified(wiring: Wiring, backup_id: str, destination: str) -> None:
     try:
         wiring.catalog.backups.mark_copy_verified(backup_id, destination, wiring.clock())
-        if wiring.catalog.backups.get(backup_id).state is BackupState.DAMAGED:
+        record = wiring.catalog.backups.get(backup_id)
+        if record.state is BackupState.DAMAGED and any(copy.state == "complete" for copy in record.copies):
             wiring.catalog.backups.set_state(backup_id, BackupState.COMPLETE)
     except NotFoundError:
         return  # as above
@@ -190,7 +193,7 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
     found: list[tuple[str, Finding]] = []
     repaired: list[tuple[str, Finding]] = []
     if mend:
-        wiring.catalog.jobs.abandon_dead(owner_is_alive, wiring.clock())
+        abandon_dead(wiring)
     for name in wiring.catalog.integrity():
         found.append(("", Finding(Invariant.CATALOG_INTACT, wiring.catalog.name, name, repairable=False)))
     for destination in wiring.usable_destinations():
@@ -216,10 +219,11 @@ def _marks(wiring: Wiring, destination: Destination) -> list[Finding]:
     """Backups that are marked deleted here while the catalog offers them: a process died, or the catalog is older."""
     marked = {backup_id for _server, backup_id in marks(destination)}
     return [Finding(Invariant.MARK_MATCHES_CATALOG, record.id,
-                    f"it is marked deleted here, and {record.state} in the catalog; `backupd backups undelete "
+                    f"it is marked deleted here, and {copy.state} in the catalog; `backupd backups undelete "
                     f"{record.id}` keeps it, --repair believes the mark", repairable=True)
             for record in wiring.catalog.backups.list()
-            if record.id in marked and record.state is not BackupState.DELETED]
+            if record.id in marked and record.state is not BackupState.DELETED
+            for copy in record.copies if copy.destination == destination.name and copy.state != "deleted"]
 
 
 def _views(wiring: Wiring, destination: Destination) -> list[CatalogView]:

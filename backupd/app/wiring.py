@@ -33,24 +33,35 @@ def utc_now() -> datetime:
 
 
 def owner() -> str:
-    """This process, as jobs name the one that runs them: ``host boot pid start``."""
+    """This process, as jobs name the one that runs them: ``host boot namespace pid start``."""
     here = Owner.current()
-    return f"{here.host} {here.boot} {here.pid} {here.ticks}"
+    return f"{here.host} {here.boot} {here.namespace} {here.pid} {here.ticks}"
+
+
+def owner_state(text: str) -> bool | None:
+    """Is the process that ``owner`` named still there? None when it cannot be seen from here: another host or
+    container."""
+    if not text:
+        return False
+    here = Owner.current()
+    host, _, rest = text.partition(" ")
+    boot, *fields = rest.split(" ")
+    if host != here.host or len(fields) not in (2, 3):
+        return None
+    if boot != here.boot:
+        return False
+    if len(fields) == 3 and fields[0] != here.namespace:
+        return None
+    try:
+        stat = Path(f"/proc/{int(fields[-2])}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return False
+    return stat[0] not in "ZX" and stat[19] == fields[-1]
 
 
 def owner_is_alive(text: str) -> bool:
-    """Is the process that ``owner`` named still there? Of another host nothing is known: it counts as alive."""
-    here = Owner.current()
-    fields = text.split(" ")
-    if len(fields) != 4 or fields[0] != here.host:
-        return bool(text)
-    if fields[1] != here.boot:
-        return False
-    try:
-        stat = Path(f"/proc/{int(fields[2])}/stat").read_text()
-    except (OSError, ValueError):
-        return False
-    return stat.rpartition(")")[2].split()[19] == fields[3]
+    """As ``owner_state``; what cannot be seen counts as alive."""
+    return owner_state(text) is not False
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ Knows no catalog: everything it needs is in its spec, everything it found is in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event
 
+from backupd.backup.speed import Speeds, Stopwatch, redo_size
 from backupd.engine.client import Connection
 from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool, Remove, Rename
 from backupd.model.backup import BackupKind
@@ -28,6 +29,7 @@ from backupd.model.manifest import (
 )
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Role, ServerInfo
+from backupd.process.throttle import Throttle, Unlimited
 from backupd.transfer.fanout import Fanout, known_everywhere
 from backupd.transfer.intent import Intent
 from backupd.transfer.known import confirm, load_known
@@ -36,6 +38,7 @@ from backupd.transfer.pack import Packed, Packer
 from backupd.transfer.seal import Sealer
 from storage import layout
 from storage.destination import Destination
+from storage.throttled import throttled
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,26 @@ class Documents:
 
 
 @dataclass(frozen=True, slots=True)
+class Parent:
+    """What an increment builds on: ``chain`` are backup ids, the full one first; it begins at the ``to_lsn`` of the
+    last."""
+
+    chain: tuple[str, ...]
+    to_lsn: int
+
+    @property
+    def backup_id(self) -> str:
+        return self.chain[-1]
+
+
+@dataclass(frozen=True, slots=True)
 class PhysicalSpec:
     """Every decision about one backup, taken before it starts. ``workdir``: an empty private folder for the tool.
     ``behind``: how far the clock stands before the newest backup; added to the recorded times, so that they are in
-    order."""
+    order. ``parent`` makes it an increment. ``reason``: why this kind is taken when another was due. ``config`` gives
+    the configuration of the server's host. ``throttle``: what is read from the server passes it; ``send`` makes one for
+    each destination, for what is stored there. ``spool``: a folder on a disk, for a tool that must copy the server
+    first."""
 
     backup_id: str
     server: str
@@ -69,12 +88,23 @@ class PhysicalSpec:
     workers: int = 2
     parallel: int = 1
     warnings: tuple[str, ...] = ()
+    parent: Parent | None = None
+    reason: str = ""
+    config: Callable[[], bytes] | None = None
+    throttle: Throttle = field(default_factory=Unlimited)
+    send: Callable[[], Throttle] = Unlimited
+    spool: Path | None = None
+
+    @property
+    def kind(self) -> BackupKind:
+        return BackupKind.PHYSICAL_INCREMENTAL if self.parent else BackupKind.PHYSICAL_FULL
 
 
 @dataclass(frozen=True, slots=True)
 class PhysicalOutcome:
     header: Header
     facts: BodyFacts
+    speeds: Speeds
 
 
 def execute(
@@ -93,17 +123,25 @@ def execute(
     ``cancel``: set it to stop the tool. ``fence`` is called right before the commit and raises when somebody else has
     taken the job meanwhile. ``log``: file for what the tool prints."""
     sealer = Sealer(spec.recipients, spec.gnupg_home, level=spec.level)
-    with Intent(spec.destinations, spec.server, spec.backup_id, clock=clock) as intent:
+    parents = spec.parent.chain if spec.parent else ()
+    with Intent(spec.destinations, spec.server, spec.backup_id, parents=parents, clock=clock) as intent:
         known = known_everywhere([load_known(d, spec.server) for d in spec.destinations])
-        fanout = Fanout(spec.destinations, sealer=sealer, identity_key=spec.identity_key, known=known,
+        slowed = [throttled(destination, put=spec.send()) for destination in spec.destinations]
+        fanout = Fanout(slowed, sealer=sealer, identity_key=spec.identity_key, known=known,
                         tree=layout.tree_name(spec.server, spec.backup_id))
         side_files: list[StoredObject] = []
+        begun: list[str] = []
         try:
-            capture, packed = _capture(spec, fanout, report, on_stderr, cancel, log)
+            sealed_config = sealer.seal(spec.config()) if spec.config else None
+            waited = Stopwatch()
+            capture, packed = _capture(spec, fanout, waited, report, on_stderr, cancel, log)
             report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
-            return _commit(spec, capture, packed, fanout, sealer, intent, clock, side_files, fence)
+            header, facts = _commit(
+                spec, capture, packed, fanout, sealer, sealed_config, intent, clock, side_files, begun, fence)
+            return PhysicalOutcome(header, facts, Speeds(
+                packed.size, waited.seconds, redo_size(packed.entries), header.stats.bytes_new, fanout.loads))
         except BaseException as error:
-            leftovers = _discard_side_files(spec, side_files) + fanout.discard(committed=bool(side_files))
+            leftovers = _discard_side_files(spec, side_files) + fanout.discard(committed=bool(begun))
             if leftovers and isinstance(error, BackupdError):
                 error.add_note(f"could not clean up, the next run will: {leftovers[0].message}")
             raise
@@ -112,18 +150,22 @@ def execute(
 def _capture(
     spec: PhysicalSpec,
     fanout: Fanout,
+    waited: Stopwatch,
     report: Report,
     on_stderr: Callable[[str], None] | None,
     cancel: Event | None,
     log: Path | None,
 ) -> tuple[Capture, Packed]:
-    meter = _Meter(report, spec.info.data_bytes)
+    meter = _Meter(report, 0 if spec.parent else spec.info.data_bytes)
     request = CaptureRequest(connection=spec.connection, workdir=spec.workdir, parallel=spec.parallel,
-                             on_stderr=on_stderr, replica=spec.info.role is Role.REPLICA, log=log, cancel=cancel)
+                             incremental_lsn=spec.parent.to_lsn if spec.parent else None,
+                             on_stderr=on_stderr, replica=spec.info.role is Role.REPLICA, log=log, cancel=cancel,
+                             spool=spec.spool)
     with Packer(fanout, workers=spec.workers) as packer, spec.tool.capture(request) as capture:
-        for event in capture.events():
+        for event in waited.over(capture.events()):
             match event:
                 case Data():
+                    spec.throttle.take(len(event.payload))
                     packer.data(event.path, event.offset, event.payload)
                     meter.add(len(event.payload))
                 case Hole():
@@ -147,17 +189,20 @@ def _commit(
     packed: Packed,
     fanout: Fanout,
     sealer: Sealer,
+    sealed_config: bytes | None,
     intent: Intent,
     clock: Clock,
     side_files: list[StoredObject],
+    begun: list[str],
     fence: Callable[[], None],
-) -> PhysicalOutcome:
+) -> tuple[Header, BodyFacts]:
     new = {stored.name: stored for stored in fanout.new_objects}
     objects = _referenced(packed, {**new, **{stored.name: stored for stored in fanout.reused_objects}})
     receipts = capture.receipts()
     facts = BodyFacts(
         backup_id=spec.backup_id, position=receipts.position, server=spec.info, tool=capture.tool, receipts=receipts,
-        objects_digest=objects_digest(objects), warnings=spec.warnings)
+        objects_digest=objects_digest(objects), warnings=spec.warnings,
+        parent=spec.parent.backup_id if spec.parent else None)
     body = Body(facts, packed.entries)
     stats = Stats(
         bytes_source=packed.size, bytes_stored=sum(o.size for o in objects),
@@ -166,16 +211,20 @@ def _commit(
     sealed_body = sealer.seal(b"".join(encode_body(body)))
     nothing = StoredObject("", 0, "")
     header = Header(
-        backup_id=spec.backup_id, server=spec.server, kind=str(BackupKind.PHYSICAL_FULL), parent=None,
+        backup_id=spec.backup_id, server=spec.server, kind=str(spec.kind),
+        parent=spec.parent.backup_id if spec.parent else None, from_lsn=receipts.from_lsn, to_lsn=receipts.to_lsn,
+        server_uuid=spec.info.server_uuid, reason=spec.reason, tool=capture.tool.name,
         started_at=spec.started_at, finished_at=clock() + spec.behind, recipients=sealer.recipients, stats=stats,
         objects=objects,
-        body=described(layout.BODY, sealed_body), unpack=nothing, runbook=nothing, codec=CODEC)
+        body=described(layout.BODY, sealed_body), unpack=nothing, runbook=nothing, codec=CODEC,
+        config=described(layout.CONFIG, sealed_config) if sealed_config else None)
     documents = spec.documents(body, header)
     sealed_unpack = sealer.seal(documents.unpack)
     header = replace(header, unpack=described(layout.UNPACK, sealed_unpack),
                      runbook=described(layout.RUNBOOK, documents.runbook))
-    side_files += [header.body, header.unpack, header.runbook]
-    contents = {layout.BODY: sealed_body, layout.UNPACK: sealed_unpack, layout.RUNBOOK: documents.runbook}
+    side_files += header.side_files
+    contents = {layout.BODY: sealed_body, layout.UNPACK: sealed_unpack, layout.RUNBOOK: documents.runbook,
+                **({layout.CONFIG: sealed_config} if sealed_config else {})}
     folder = layout.backup_folder(spec.server, spec.backup_id)
     for destination in spec.destinations:
         for stored in header.side_files:
@@ -191,9 +240,10 @@ def _commit(
     intent.assert_held()
     fence()
     for destination in spec.destinations:
+        begun.append(destination.name)  # from here on a manifest of ours may have been seen
         commit_header(destination, header)
     intent.assert_held()
-    return PhysicalOutcome(header, facts)
+    return header, facts
 
 
 def _referenced(packed: Packed, stored: Mapping[str, StoredObject]) -> tuple[StoredObject, ...]:
@@ -216,7 +266,8 @@ def _discard_side_files(spec: PhysicalSpec, side_files: list[StoredObject]) -> l
 
 
 class _Meter:
-    """Counts what has been captured; the total is the server's own estimate and grows when it was too low."""
+    """Counts what has been captured; the total is the server's own estimate and grows when it was too low. 0: nobody
+    knows how much will come."""
 
     def __init__(self, report: Report, expected: int) -> None:
         self._report, self._expected = report, expected
@@ -224,8 +275,12 @@ class _Meter:
 
     def add(self, size: int) -> None:
         self._bytes += size
-        self._report(Progress("copy", self._bytes, max(self._expected, self._bytes), self._files))
+        self._tell("")
 
     def ended(self, path: str) -> None:
         self._files += 1
-        self._report(Progress("copy", self._bytes, max(self._expected, self._bytes), self._files, note=path))
+        self._tell(path)
+
+    def _tell(self, note: str) -> None:
+        total = max(self._expected, self._bytes) if self._expected else None
+        self._report(Progress("copy", self._bytes, total, self._files, note=note))

@@ -22,7 +22,7 @@ from backupd.backup.location import examine_location
 from backupd.engine.client import Connection, Session
 from backupd.engine.grants import Grants, needs, read_grants
 from backupd.engine.probe import Probed, examine, read_dialect
-from backupd.engine.toolset import physical_backup_tool, refuse_clashes
+from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
 from backupd.model.ids import new_id
 from backupd.model.server import ServerInfo
@@ -65,8 +65,6 @@ def preflight(spec: PreflightSpec, *, now: datetime) -> list[Finding]:
     """Look at everything. Errors first, then warnings, then what is well."""
     found: list[Finding] = []
     info = _server(spec, found)
-    if info is not None:
-        found += _tool(spec, info)
     found += _keys(spec, now)
     expected = spec.expected_new_bytes
     if expected is None and info is not None:
@@ -89,6 +87,7 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             found.append(_described(spec, probed))
             found += examine_location(session, probed.info)
             found += _clashes(session, probed.info)
+            found += _tool(spec, session, probed.info)
     except ServerError as problem:
         found.append(from_error("server", problem))
         return None
@@ -135,13 +134,16 @@ def _grants(session: Session, found: list[Finding]) -> Grants | None:
     return grants
 
 
-def _tool(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
+def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[Finding]:
     try:
-        tool = physical_backup_tool(info.flavour, info.version, paths=spec.programs)
+        physical = physical_tool(info, paths=spec.programs)
+        refuse_unfit(session, info, physical.tool)
     except BackupdError as problem:
         yield from_error("tool", problem)
     else:
+        tool = physical.tool
         yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version}")
+        yield from (warning("tool", sentence) for sentence in shortcomings(physical, info))
 
 
 def _keys(spec: PreflightSpec, now: datetime) -> Iterator[Finding]:

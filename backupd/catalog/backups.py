@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, insert, select, update
+from sqlalchemy import Connection, case, delete, exists, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
@@ -98,11 +98,22 @@ class Backups:
 
     def mark_copy_verified(self, backup_id: str, destination: str, now: datetime) -> None:
         """Every byte of the copy was read and is as it was stored. Raises NotFoundError."""
-        self._change_copy(backup_id, destination, state="complete", verified_at=now)
+        self._change_copy(backup_id, destination, state=_unless_deleted("complete"), verified_at=now)
 
     def mark_copy_damaged(self, backup_id: str, destination: str) -> None:
         """``verified_at`` stays: it tells until when the copy was good. Raises NotFoundError."""
-        self._change_copy(backup_id, destination, state="damaged")
+        self._change_copy(backup_id, destination, state=_unless_deleted("damaged"))
+
+    def set_copy_state(self, backup_id: str, destination: str, state: str) -> BackupState:
+        """``state``: complete, damaged or deleted. The backup follows: it is deleted when every copy is, else complete
+        when one is, else damaged; gives what it is now. Raises NotFoundError."""
+        with self._database.write() as connection:
+            _update_copy(connection, backup_id, destination, state=state)
+            states = set(connection.scalars(select(copies.c.state).where(copies.c.backup_id == backup_id)))
+            whole = next(one for one in (BackupState.COMPLETE, BackupState.DAMAGED, BackupState.DELETED)
+                         if str(one) in states)
+            connection.execute(update(backups).where(backups.c.id == backup_id).values(state=str(whole)))
+        return whole
 
     def _change(self, backup_id: str, **values: Any) -> None:
         with self._database.write() as connection:
@@ -111,10 +122,18 @@ class Backups:
 
     def _change_copy(self, backup_id: str, destination: str, **values: Any) -> None:
         with self._database.write() as connection:
-            change = update(copies).where(_is_copy(backup_id, destination)).values(**values)
-            if not connection.execute(change).rowcount:
-                raise NotFoundError(f"the catalog knows no copy of backup {backup_id} at {destination}",
-                                    hint="`backupd fsck` compares the catalog with the destinations")
+            _update_copy(connection, backup_id, destination, **values)
+
+
+def _unless_deleted(state: str) -> Any:
+    """A copy that is marked deleted stays so, whatever is found out about its bytes."""
+    return case((copies.c.state == str(BackupState.DELETED), str(BackupState.DELETED)), else_=state)
+
+
+def _update_copy(connection: Connection, backup_id: str, destination: str, **values: Any) -> None:
+    if not connection.execute(update(copies).where(_is_copy(backup_id, destination)).values(**values)).rowcount:
+        raise NotFoundError(f"the catalog knows no copy of backup {backup_id} at {destination}",
+                            hint="`backupd fsck` compares the catalog with the destinations")
 
 
 def _is_copy(backup_id: str, destination: str) -> Any:

@@ -86,13 +86,13 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """One consistent view. Raises CatalogError."""
-        with self._errors(), self._reading.begin() as connection:
+        with self.errors(), self._reading.begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """One transaction: committed when the block ends well, undone when it raises. Raises CatalogError."""
-        with self._errors(), self.engine.begin() as connection:
+        with self.errors(), self.engine.begin() as connection:
             yield connection
 
     def close(self) -> None:
@@ -109,7 +109,8 @@ class Database:
                                                            for row in broken]
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
+        """What the database raises inside the block leaves it as a CatalogError."""
         try:
             yield
         except BackupdError:

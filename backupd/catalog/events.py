@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
@@ -20,10 +21,7 @@ class Events:
 
     def add(self, event: Event) -> None:
         with self._database.write() as connection:
-            connection.execute(insert(events).values(
-                at=event.at, kind=event.kind, severity=str(event.severity), server=event.server,
-                subject=event.subject, message=event.message, detail=event.detail, hint=event.hint,
-                job_id=event.job_id))
+            insert_events(connection, [event])
 
     def list(self, *, server: str | None = None, kind: str | None = None, after: int = 0,
              limit: int | None = None) -> tuple[Event, ...]:
@@ -39,6 +37,15 @@ class Events:
         """Remove events older than ``before``."""
         with self._database.write() as connection:
             connection.execute(delete(events).where(events.c.at < before))
+
+
+def insert_events(connection: Connection, found: Sequence[Event]) -> None:
+    """Record events within a transaction of the caller."""
+    if found:
+        connection.execute(insert(events), [
+            {"at": event.at, "kind": event.kind, "severity": str(event.severity), "server": event.server,
+             "subject": event.subject, "message": event.message, "detail": event.detail, "hint": event.hint,
+             "job_id": event.job_id} for event in found])
 
 
 def _event(row: RowMapping) -> Event:

@@ -1,20 +1,38 @@
-"""Rows of jobs: what ran, for whom, how it ended."""
+"""Rows of jobs: a queue, a lease on each job that runs, and what became of it.
+
+A lease is the pair of a job and a token. The token grows with every new owner, and whoever writes names the one it
+holds, so that a process that slept through being declared dead can no longer say anything about its job.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, exists, insert, select, update
+from sqlalchemy import Connection, Select, Update, delete, exists, func, insert, or_, select, text, update
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
+from backupd.catalog.events import insert_events
 from backupd.catalog.phases import phases_from, phases_json
 from backupd.catalog.tables import jobs
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.event import Event
 from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
 from backupd.model.proof import Phase
+
+FRESH = timedelta(minutes=5)
+"""A job of a process that cannot be seen from here is dead when its heartbeat is older."""
+
+OPEN = (JobState.QUEUED, JobState.RUNNING)
+"""States of a job that is not over."""
+
+_CLAIMING = 0x6261636B75706A
+"""Key of the advisory lock that claimers of one PostgreSQL database take turns by: the letters ``backupj``."""
+
+Allowed = Callable[[JobRecord, Sequence[JobRecord]], bool]
+"""May this queued job start now, with those running?"""
 
 
 class Jobs:
@@ -25,30 +43,123 @@ class Jobs:
 
     def add(self, record: JobRecord) -> None:
         """Record a job in one of its first states. Raises RefusedError for an id that exists."""
-        if record.state not in FIRST_STATES:
-            raise ValueError(f"no job begins as {record.state}")
         with self._database.write() as connection:
             if connection.scalar(select(exists().where(jobs.c.id == record.id))):
                 raise RefusedError(f"job {record.id} is in the catalog already")
-            connection.execute(insert(jobs).values(**_columns(record)))
+            insert_jobs(connection, [record])
 
-    def finish(self, job_id: str, state: JobState, now: datetime, *, error: BackupdError | None = None,
-               bytes: int = 0, phases: Sequence[Phase] = ()) -> JobRecord:  # noqa: A002  the model's word
-        """End a running job. ``bytes`` of plaintext moved.
+    enqueue = add
+    """The same, as those call it who leave the work to a worker."""
 
-        Raises RefusedError when the job is over: a worker that slept through being declared abandoned must not
-        call itself successful. Raises NotFoundError.
+    # -- the lease
+
+    def claim(self, owner: str, now: datetime, *, allowed: Allowed = lambda _job, _running: True) -> JobRecord | None:
+        """Take the oldest queued job whose time has come and which ``allowed`` lets start, as running for ``owner``.
+
+        Claimers take turns, so no job is taken twice and ``allowed`` sees every job that others have just taken.
         """
-        sources = [str(source) for source, moves in JOB_MOVES.items() if state in moves]
-        ending = update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(sources)).values(
-            state=str(state), finished_at=now, message=error.message if error else "",
-            detail=error.detail if error else "", hint=error.hint if error else "", bytes=bytes,
-            phases=phases_json(phases))
+        with self._database.write() as connection:
+            if not self._database.sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CLAIMING})
+            running = _records(connection, _in_state(JobState.RUNNING))
+            waiting = _in_state(JobState.QUEUED).where(or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now))
+            for job in _records(connection, waiting.order_by(jobs.c.queued_at, jobs.c.id)):
+                if not allowed(job, running):
+                    continue
+                taken = _move(job.id, JobState.RUNNING, job.token).values(
+                    owner=owner, token=job.token + 1, started_at=now, heartbeat_at=now)
+                if connection.execute(taken).rowcount:  # else it was cancelled in this very moment
+                    return _one(connection, job.id)
+        return None
+
+    def adopt(self, job_id: str, token: int, owner: str, now: datetime) -> JobRecord:
+        """``owner`` goes on with a running job that was claimed for it, under a token of its own.
+
+        Raises RefusedError when ``token`` is not the job's newest or the job is over, NotFoundError.
+        """
+        return self._write(job_id, token, {"owner": owner, "token": token + 1, "heartbeat_at": now})
+
+    def heartbeat(self, job_id: str, token: int, now: datetime, progress: Mapping[str, Any] | None = None) -> str:
+        """Say that the job is alive and how far it is; gives who asked to stop it, empty when nobody did.
+
+        Raises RefusedError when the job is no longer the caller's, NotFoundError.
+        """
+        values = {} if progress is None else {"progress": dict(progress)}
+        return self._write(job_id, token, {"heartbeat_at": now, **values}).cancel_by
+
+    def assert_held(self, job_id: str, token: int) -> None:
+        """Raises RefusedError when the job is no longer the caller's, NotFoundError."""
+        record = self.get(job_id)
+        if (record.state, record.token) != (JobState.RUNNING, token):
+            raise _taken_over(record)
+
+    def finish(self, job_id: str, state: JobState, now: datetime, *, token: int, error: BackupdError | None = None,
+               result: str = "", bytes: int = 0, phases: Sequence[Phase] = (),  # noqa: A002  the model's word
+               then: Sequence[JobRecord] = (), events: Sequence[Event] = ()) -> JobRecord:
+        """End a job in ``state``, a last one. ``bytes`` of plaintext moved; ``result``: the id of what it made.
+        ``then``: jobs that follow from it; they and ``events`` are recorded with it, or nothing is.
+
+        Raises RefusedError when the job is over or ``token`` is not its newest: a worker that slept through being
+        declared abandoned must not call itself successful. Raises NotFoundError.
+        """
+        if JOB_MOVES[state]:
+            raise ValueError(f"no job ends as {state}")
+        ending = _move(job_id, state, token).values(
+            finished_at=now, message=error.message if error else "", detail=error.detail if error else "",
+            hint=error.hint if error else "", result=result, bytes=bytes, phases=phases_json(phases))
         with self._database.write() as connection:
             changed = connection.execute(ending).rowcount
             record = _one(connection, job_id)
+            if changed:
+                insert_jobs(connection, then)
+                insert_events(connection, events)
+                return record
+            if record.token != token and record.state is JobState.RUNNING:
+                raise _taken_over(record)
+            raise RefusedError(f"job {job_id} is {record.state}, it cannot become {state}")
+
+    def request_cancel(self, job_id: str, by: str, now: datetime) -> JobRecord:
+        """Cancel a queued job at once; ask the owner of a running one to stop. Asking twice changes nothing.
+
+        Raises RefusedError for a job that is over, NotFoundError.
+        """
+        with self._database.write() as connection:
+            waiting = update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED)).values(
+                state=str(JobState.CANCELLED), cancel_by=by, finished_at=now,
+                message=f"cancelled by {by} before it began")
+            asked = update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.RUNNING),
+                                       jobs.c.cancel_by == "").values(cancel_by=by)
+            changed = connection.execute(waiting).rowcount or connection.execute(asked).rowcount
+            record = _one(connection, job_id)
+            if not changed and record.state is not JobState.RUNNING:
+                raise RefusedError(f"job {job_id} is {record.state}: there is nothing to cancel")
+            return record
+
+    def dead(self, is_alive: Callable[[str], bool | None], now: datetime) -> tuple[JobRecord, ...]:
+        """Running jobs whose ``owner`` is not alive.
+
+        ``is_alive`` says None of an owner that cannot be seen from here: then a heartbeat of the last five minutes
+        counts as life.
+        """
+        found = []
+        for job in self.list(state=JobState.RUNNING):
+            alive = is_alive(job.owner)
+            if alive is None:
+                seen = job.heartbeat_at or job.started_at
+                alive = seen is not None and now - seen < FRESH
+            if not alive:
+                found.append(job)
+        return tuple(found)
+
+    def _write(self, job_id: str, token: int, values: dict[str, Any]) -> JobRecord:
+        """Change a running job that is the caller's."""
+        with self._database.write() as connection:
+            changed = connection.execute(
+                update(jobs).where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state == str(JobState.RUNNING))
+                .values(values)).rowcount
+            record = _one(connection, job_id)
             if not changed:
-                raise RefusedError(f"job {job_id} is {record.state}, it cannot become {state}")
+                raise _taken_over(record)
             return record
 
     def get(self, job_id: str) -> JobRecord:
@@ -56,34 +167,84 @@ class Jobs:
         with self._database.read() as connection:
             return _one(connection, job_id)
 
-    def list(self, server: str | None = None, *, kind: str | None = None, state: JobState | None = None,
+    def list(self, server: str | None = None, *, kind: str | None = None,
+             state: JobState | Collection[JobState] | None = None, leg: str | None = None,
+             previous: str | None = None, since: datetime | None = None,
              limit: int | None = None) -> tuple[JobRecord, ...]:
-        """Newest first."""
-        query = select(jobs).order_by(jobs.c.queued_at.desc(), jobs.c.id.desc()).limit(limit)
-        for column, wanted in ((jobs.c.server, server), (jobs.c.kind, kind), (jobs.c.state, state)):
+        """Newest first. ``state``: one or several; ``since``: those queued then or later."""
+        states = {state} if isinstance(state, JobState) else state
+        query = select(jobs) if states is None else _in_state(*states)
+        for column, wanted in ((jobs.c.server, server), (jobs.c.kind, kind), (jobs.c.leg, leg),
+                               (jobs.c.previous, previous)):
             if wanted is not None:
                 query = query.where(column == str(wanted))
+        if since is not None:
+            query = query.where(jobs.c.queued_at >= since)
         with self._database.read() as connection:
-            return tuple(_record(row) for row in connection.execute(query).mappings())
+            return _records(connection, query.order_by(jobs.c.queued_at.desc(), jobs.c.id.desc()).limit(limit))
 
-    def abandon_dead(self, is_alive: Callable[[str], bool], now: datetime) -> tuple[JobRecord, ...]:
-        """End as abandoned every running job whose ``owner`` is not alive; gives those."""
-        dead = [job for job in self.list(state=JobState.RUNNING) if not is_alive(job.owner)]
-        error = BackupdError("the process that ran this job is gone",
-                             hint="run it again; whatever it left at a destination is removed by the next run")
-        ended = []
-        for job in dead:
-            try:
-                ended.append(self.finish(job.id, JobState.ABANDONED, now, error=error))
-            except RefusedError:
-                continue  # it ended by itself, or another process abandoned it, since we looked
-        return tuple(ended)
+    def last_due(self, server: str, leg: str) -> datetime | None:
+        """The latest moment for which this schedule has a job, whatever became of it."""
+        query = select(jobs.c.due_at).where(jobs.c.server == server, jobs.c.leg == leg, jobs.c.due_at.is_not(None))
+        with self._database.read() as connection:
+            found: datetime | None = connection.scalar(query.order_by(jobs.c.due_at.desc()).limit(1))
+            return found
+
+    def open_for(self, server: str, leg: str) -> JobRecord | None:
+        """The job of this schedule that waits or runs; the running one where there are both."""
+        found = self.list(server, leg=leg, state=OPEN)
+        return max(found, key=lambda job: (job.state is JobState.RUNNING, job.queued_at), default=None)
+
+    def prune(self, older_than: datetime) -> tuple[str, ...]:
+        """Remove jobs that were over before ``older_than``, and give their ids.
+
+        Of each server and kind the last one stays, and the last that succeeded.
+        """
+        last = select(func.max(jobs.c.id)).group_by(jobs.c.server, jobs.c.kind)
+        with self._database.write() as connection:
+            over = select(jobs.c.id).where(
+                jobs.c.state.not_in([str(state) for state in OPEN]),
+                func.coalesce(jobs.c.finished_at, jobs.c.queued_at) < older_than,
+                jobs.c.id.not_in(last), jobs.c.id.not_in(last.where(jobs.c.state == str(JobState.SUCCEEDED))))
+            gone = tuple(connection.scalars(over))
+            for start in range(0, len(gone), 500):
+                connection.execute(delete(jobs).where(jobs.c.id.in_(gone[start:start + 500])))
+            return gone
+
+
+def insert_jobs(connection: Connection, records: Sequence[JobRecord]) -> None:
+    """Record jobs, as ``Jobs.add`` does, within a transaction of the caller."""
+    if wrong := [record.state for record in records if record.state not in FIRST_STATES]:
+        raise ValueError(f"no job begins as {wrong[0]}")
+    if records:
+        connection.execute(insert(jobs), [_columns(record) for record in records])
+
+
+def _taken_over(record: JobRecord) -> RefusedError:
+    how = "it was taken over" if record.state is JobState.RUNNING else f"it is {record.state}"
+    return RefusedError(f"job {record.id} is no longer this process's: {how}",
+                        hint=f"see: backupd jobs show {record.id}")
+
+
+def _move(job_id: str, state: JobState, token: int) -> Update:
+    """To ``state``, from any from which the table of moves allows it."""
+    sources = [str(source) for source, moves in JOB_MOVES.items() if state in moves]
+    return update(jobs).where(jobs.c.id == job_id, jobs.c.token == token, jobs.c.state.in_(sources)).values(
+        state=str(state))
+
+
+def _in_state(*states: JobState) -> Select[Any]:
+    return select(jobs).where(jobs.c.state.in_([str(state) for state in states]))
+
+
+def _records(connection: Connection, query: Select[Any]) -> tuple[JobRecord, ...]:
+    return tuple(_record(row) for row in connection.execute(query).mappings())
 
 
 def _one(connection: Connection, job_id: str) -> JobRecord:
     row = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
     if row is None:
-        raise NotFoundError(f"there is no job {job_id}")
+        raise NotFoundError(f"there is no job {job_id}", hint="`backupd jobs` lists them")
     return _record(row)
 
 

@@ -6,13 +6,17 @@ from types import TracebackType
 from typing import Self
 
 from backupd.catalog.backups import Backups
+from backupd.catalog.challenges import Challenges
 from backupd.catalog.database import Database
 from backupd.catalog.events import Events
+from backupd.catalog.holds import Holds
 from backupd.catalog.jobs import Jobs
 from backupd.catalog.migrations import bring_up_to_date
 from backupd.catalog.proofs import Proofs
 from backupd.catalog.rates import Rates
 from backupd.catalog.restores import Restores
+from backupd.catalog.schedules import Schedules
+from backupd.catalog.watch import Watch
 from backupd.catalog.witnesses import Witnesses
 
 
@@ -29,6 +33,10 @@ class Catalog:
         self.witnesses = Witnesses(database)
         self.rates = Rates(database)
         self.events = Events(database)
+        self.challenges = Challenges(database)
+        self.holds = Holds(database)
+        self.schedules = Schedules(database)
+        self.watch = Watch(database)
 
     def integrity(self) -> list[str]:
         """What the database finds wrong with itself, one line each. Reads everything; for `backupd fsck`."""

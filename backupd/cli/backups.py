@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -83,12 +84,15 @@ def delete(
     context: typer.Context,
     backup_id: BackupId,
     now: Annotated[bool, typer.Option("--now", help="Without the grace period; cannot be undone.")] = False,
+    with_increments: Annotated[
+        bool, typer.Option("--with-increments", help="And everything that builds on it.")
+    ] = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Mark a backup as deleted; its data goes after the grace period."""
     with session(context, config, as_json) as run:
-        held = run.service.delete(backup_id, now=now)
+        held = run.service.delete(backup_id, now=now, with_increments=with_increments)
         run.screen.done = f"{backup_id} was {'deleted' if now and not held else 'marked as deleted'}"
         run.screen.document({"id": backup_id, "state": "deleted", "now": now, "held": held})
         if held:
@@ -109,7 +113,33 @@ def undelete(
 ) -> None:
     """Take back a deletion whose grace period is not over."""
     with session(context, config, as_json) as run:
-        run.service.undelete(backup_id)
+        back = run.service.undelete(backup_id)
         run.screen.done = f"{backup_id} was brought back"
-        run.screen.document({"id": backup_id, "state": "complete"})
-        run.screen.line(f"{backup_id} is back")
+        run.screen.document({"id": backup_id, "state": "complete", "brought_back": back})
+        run.screen.line(f"{', '.join(back)} {'is' if len(back) == 1 else 'are'} back")
+
+
+@app.command("config")
+def kept_configuration(
+    context: typer.Context,
+    backup_id: BackupId,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", show_default=False, help="Write it to this new or empty folder."),
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """List, or take out, the configuration and accounts that were kept with a backup. Needs a private key."""
+    with session(context, config, as_json) as run:
+        found = run.service.kept_configuration(backup_id, out)
+        run.screen.done = f"the configuration was written to {out}" if out else ""
+        run.screen.document(found.as_json())
+        for sentence in found.left_out:
+            run.screen.line(sentence, style="yellow")
+        if out is not None:
+            run.screen.line(f"{len(found.written)} files are in {out}; they hold passwords and hashes")
+            return
+        rows = [(one.name + (f" -> {one.target}" if one.target else ""), f"{one.mode:04o}", one.owner,
+                 str(one.size) if one.kind == "file" else one.kind) for one in found.members]
+        run.screen.table(("name", "mode", "owner", "bytes"), rows, right=("bytes",))

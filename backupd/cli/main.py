@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli import backups, policy, restores, work
+from backupd.cli import backups, jobs, keys, policy, restores, retention, serve, work
 from backupd.cli.failure import explained
 from backupd.cli.options import Config, Json, remember
 from backupd.cli.screen import Screen, mute
@@ -64,6 +64,7 @@ def upgrade(context: typer.Context, config: Config = None, as_json: Json = False
         run.screen.line(f"the catalog is at {revision}")
 
 
+app.command()(serve.serve)
 app.command()(work.check)
 app.command()(work.backup)
 app.add_typer(backups.app, name="backups")
@@ -73,16 +74,27 @@ app.command("test-restore")(restores.prove)
 app.command()(work.verify)
 app.command()(restores.runbook)
 app.add_typer(policy.app, name="policy")
+app.command()(retention.retention)
+app.command()(retention.hold)
+app.command()(retention.pause)
+app.command()(retention.resume)
 app.command()(work.fsck)
+app.add_typer(keys.app, name="keys")
+app.add_typer(jobs.app, name="jobs")
+app.command("run-job", hidden=True)(jobs.run_job)
 app.add_typer(catalog, name="catalog")
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like Ctrl-C, so that a stopped backup leaves nothing behind."""
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that a stopped backup leaves nothing behind. Only the first one: a
+    second must not disturb the cleaning up."""
+    stopped: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        raise StoppedError(number)
+        if not stopped:
+            stopped.append(number)
+            raise StoppedError(number)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -1,33 +1,47 @@
-"""``backupd policy``: validate files, show the schema, show an example. Needs no configuration."""
+"""``backupd policy``: validate files, explain one, show the schema, show an example. Needs no configuration."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.options import Json
-from backupd.cli.session import guarded
+from backupd.cli.options import Before, Config, Json
+from backupd.cli.session import guarded, open_service
 from backupd.model.errors import ConfigurationError, NotFoundError, Problem
 
+if TYPE_CHECKING:
+    from backupd.app.explain import Explanation
+    from policies.load import Loaded
+
 app = typer.Typer(
-    help="Policy files: validate, schema, example.", no_args_is_help=True, rich_markup_mode=None
+    help="Policy files: validate, explain, schema, example.", no_args_is_help=True, rich_markup_mode=None
 )
+
+
+def _named(context: typer.Context, config: Path | None) -> Path | None:
+    """The configuration that was named on the command line; here the default one is not looked for."""
+    return config or (context.find_object(Before) or Before()).config
 
 
 @app.command()
 def validate(
     context: typer.Context,
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Policy files, or folders of them.")],
+    config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Read policy files and name everything that is wrong in them, with file and line."""
+    """Read policy files and name everything that is wrong in them, with file and line. With --config also what does
+    not fit the configuration."""
     with guarded(context, as_json) as screen:
-        from policies.lint import advice, not_yet_active
-        from policies.load import load_policy
+        from policies.lint import advice, crowds, not_yet_active
+        from policies.load import load, read_policy, unknown_destinations
 
+        named = _named(context, config)
+        loaded: Loaded | None = load(named) if named else None
+        configuration = loaded.configuration if loaded else None
         problems: list[Problem] = []
         notes: dict[str, list[str]] = {}
         for path in files:
@@ -35,19 +49,58 @@ def validate(
             if not found:
                 problems.append(Problem(str(path), None, "", "no *.yaml file in this folder"))
             for file in found:
-                try:
-                    policy = load_policy(file)
-                except ConfigurationError as error:
-                    problems.extend(error.problems)
-                else:
-                    notes[str(file)] = [*advice(policy), *not_yet_active(policy)]
+                read = read_policy(file)
+                problems.extend(read.problems)
+                if configuration is not None:
+                    problems.extend(unknown_destinations(read, configuration.destinations))
+                if read.policy is not None:
+                    notes[str(file)] = [
+                        *advice(read.policy, configuration), *not_yet_active(read.policy, configuration)]
         if problems:
             raise ConfigurationError(problems, hint="`backupd policy example` shows a complete policy")
+        if loaded is not None:
+            notes[str(named)] = crowds(loaded.configuration, loaded.policies)
         screen.document([{"file": file, "valid": True, "warnings": texts} for file, texts in notes.items()])
         for name, texts in notes.items():
             screen.line(f"{name}: valid", style="green")
             for text in texts:
                 screen.line(f"  warning: {text}", style="yellow")
+
+
+@app.command()
+def explain(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A policy file, in use or not yet.")],
+    server: Annotated[
+        str | None, typer.Option("--server", metavar="NAME", help="For this server.", show_default=False)
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a policy does: in sentences, its runs of the coming two weeks, and what is kept after them.
+
+    With --config it begins with the backups that are there, shows which of them its rules would expire today, and says
+    when the destinations are full.
+    """
+    with guarded(context, as_json) as screen:
+        named = _named(context, config)
+        if named is not None:
+            with open_service(named) as service:
+                found = service.explain(file, server)
+        else:
+            found = _alone(file, server)
+        screen.document(found.as_json())
+        if not screen.as_json:
+            from backupd.cli.outlook import show_explanation
+
+            show_explanation(screen, found)
+
+
+def _alone(file: Path, server: str | None) -> Explanation:
+    from backupd.app.explain import explain_file
+    from backupd.app.wiring import utc_now
+
+    return explain_file(file, server or "", now=utc_now())
 
 
 @app.command()

@@ -56,6 +56,8 @@ def show_backup(screen: Screen, record: BackupRecord) -> None:
             ("backup", record.id),
             ("server", f"{record.server} ({record.flavour} {record.server_version})"),
             ("kind", str(record.kind)),
+            ("builds on", record.parent or ""),
+            ("because", record.reason),
             ("state", str(record.state)),
             ("took", format_duration((record.finished_at - record.started_at).total_seconds())),
             (

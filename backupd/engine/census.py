@@ -76,7 +76,8 @@ def take_census(
     ]
     encrypted = _encrypted(_ask(session, dialect.encrypted, denied), variables)
     external = external_paths(spaces, tables, variables)
-    not_innodb = sum(table.size for table in tables if table.engine != "InnoDB" or not spaces)
+    sized = any(size for _, _, size in spaces)
+    not_innodb = sum(table.size for table in tables if table.engine != "InnoDB" or not sized)
     return Census(
         engines=dict(Counter(table.engine for table in user_tables if table.engine)),
         tables=len(user_tables),

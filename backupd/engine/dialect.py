@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backupd.engine.client import Session
 from backupd.model.server import Flavour, Version
 
 
@@ -26,6 +27,7 @@ class Dialect:
     flavour: Flavour
     binlog_status: str
     replica_status: str
+    replica_hosts: str
     executed_gtid: str
     uid: str
     tablespaces: str
@@ -33,10 +35,22 @@ class Dialect:
     innodb_tables: str
     snapshot_status: bool
     statement_limit: str = "{statement}"
+    session_limit: str = ""
+    """Statement that limits each later one of its session ({seconds}, {milliseconds}); empty where there is none."""
     monitor_privilege: str = "REPLICATION CLIENT"
     replica_privilege: str = "REPLICATION CLIENT"
     binlog_session_privilege: str = ""
     backup_privilege: str = ""
+    events: str = "information_schema.EVENTS WHERE EVENT_SCHEMA"
+    """Where to count events. A server that runs with skip_grant_tables, as a copy of ours may, does not show them in
+    the information schema as long as they are kept in a table."""
+    forget_replication: str = "RESET REPLICA ALL"
+
+    def limit(self, session: Session, seconds: float) -> None:
+        """End each later statement of ``session`` (on MySQL: each SELECT) after ``seconds``. Raises ServerError."""
+        if self.session_limit:
+            seconds = max(seconds, 0.001)
+            session.execute(self.session_limit.format(seconds=f"{seconds:.3f}", milliseconds=round(seconds * 1000)))
 
     def limited(self, statement: str, seconds: float) -> str:
         """``statement`` so that the server ends it after ``seconds``, where it can."""
@@ -45,6 +59,10 @@ class Dialect:
 
 _OLD_TABLESPACES = """
 SELECT t.NAME, d.PATH, t.ALLOCATED_SIZE FROM information_schema.INNODB_SYS_TABLESPACES t
+JOIN information_schema.INNODB_SYS_DATAFILES d ON d.SPACE = t.SPACE
+"""
+_OLDEST_TABLESPACES = """
+SELECT t.NAME, d.PATH, NULL FROM information_schema.INNODB_SYS_TABLESPACES t
 JOIN information_schema.INNODB_SYS_DATAFILES d ON d.SPACE = t.SPACE
 """
 _NEW_TABLESPACES = """
@@ -61,6 +79,7 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
             flavour=flavour,
             binlog_status="SHOW MASTER STATUS",
             replica_status="SHOW ALL SLAVES STATUS",
+            replica_hosts="SHOW SLAVE HOSTS",
             executed_gtid="SELECT @@GLOBAL.gtid_binlog_pos",
             uid="server_uid",  # since 10.5.26, 10.6.19, 10.11.9
             tablespaces=(
@@ -76,18 +95,26 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
             innodb_tables="INNODB_SYS_TABLES",
             snapshot_status=True,
             statement_limit="SET STATEMENT max_statement_time={seconds} FOR {statement}",
+            session_limit="SET SESSION max_statement_time = {seconds}",
             monitor_privilege="BINLOG MONITOR" if modern else "REPLICATION CLIENT",
             replica_privilege="SLAVE MONITOR" if version >= Version(10, 5, 9) else "REPLICATION CLIENT",
             binlog_session_privilege="BINLOG ADMIN" if modern else "SUPER",
+            events="mysql.event WHERE db",
+            forget_replication="RESET SLAVE ALL",
         )
     dictionary = version >= Version(8, 0)
     return Dialect(
         flavour=flavour,
         binlog_status="SHOW BINARY LOG STATUS" if version >= Version(8, 2) else "SHOW MASTER STATUS",
         replica_status="SHOW REPLICA STATUS" if version >= Version(8, 0, 22) else "SHOW SLAVE STATUS",
+        replica_hosts="SHOW REPLICAS" if version >= Version(8, 0, 22) else "SHOW SLAVE HOSTS",
         executed_gtid="SELECT @@GLOBAL.gtid_executed",
         uid="server_uuid",
-        tablespaces=_NEW_TABLESPACES if dictionary else _OLD_TABLESPACES,
+        tablespaces=(
+            _NEW_TABLESPACES if dictionary
+            else _OLD_TABLESPACES if version >= Version(5, 7, 8)
+            else _OLDEST_TABLESPACES  # tells no sizes
+        ),
         encrypted=(
             "SELECT NAME FROM information_schema.INNODB_TABLESPACES WHERE ENCRYPTION = 'Y'"
             if dictionary
@@ -98,4 +125,7 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
         # Percona Server has MariaDB's status variables; they are looked for where they may be.
         snapshot_status=flavour is Flavour.PERCONA,
         backup_privilege="BACKUP_ADMIN" if dictionary else "",
+        session_limit="SET SESSION max_execution_time = {milliseconds}" if version >= Version(5, 7, 8) else "",
+        events="information_schema.EVENTS WHERE EVENT_SCHEMA" if dictionary else "mysql.event WHERE db",
+        forget_replication="RESET REPLICA ALL" if version >= Version(8, 0, 22) else "RESET SLAVE ALL",
     )

@@ -16,6 +16,7 @@ import select
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +26,10 @@ from typing import Self
 
 from backupd.engine.client import Connection
 from backupd.engine.defaults import read_option_file
+from backupd.engine.installation import server_options
 from backupd.engine.receipts import BACKUP_CNF
 from backupd.engine.sandbox import confine, is_available
-from backupd.model.errors import ToolError
+from backupd.model.errors import CancelledError, ToolError
 from backupd.process.command import Command, find_account
 from backupd.process.optionfile import render_options
 from backupd.process.redact import redact
@@ -124,13 +126,19 @@ def option_text(config: ServerConfig) -> str:
         "port": "0",
         "server_id": str(secrets.randbelow(2**31) + 2**30),
         "skip_log_bin": None,
-        "skip_slave_start": None,
+        # Each server knows one of the two words, and the older word too as long as it is not removed.
+        "loose_skip_slave_start": None,
+        "loose_skip_replica_start": None,
         "event_scheduler": "OFF",
         "general_log": "OFF",
         "slow_query_log": "OFF",
         "loose_feedback": "OFF",
         "loose_wsrep_on": "OFF",
-        "loose_performance_schema": "OFF",
+        "loose_mysqlx": "OFF",
+        # MySQL would make keys and put them into the datadir.
+        "loose_auto_generate_certs": "OFF",
+        "loose_sha256_password_auto_generate_rsa_keys": "OFF",
+        "loose_caching_sha2_password_auto_generate_rsa_keys": "OFF",
         "local_infile": "OFF",
         "innodb_data_home_dir": "",
         "innodb_undo_directory": "./",
@@ -138,14 +146,19 @@ def option_text(config: ServerConfig) -> str:
         "innodb_buffer_pool_size": str(config.memory),
         "innodb_buffer_pool_load_at_startup": "OFF",
         "innodb_buffer_pool_dump_at_shutdown": "OFF",
-        "ignore_db_dirs": "lost+found",
+        "loose_ignore_db_dirs": "lost+found",
         "max_connections": "50",
     }
     if config.skip_grants:
         rule["skip_grant_tables"] = None
-    same = {name.replace("-", "_") for name in rule}
-    given = {name: value for name, value in config.options.items() if name.replace("-", "_") not in same}
-    return render_options({"mysqld": {**given, **rule}})
+    same = {_bare(name) for name in rule}
+    given = {name: value for name, value in config.options.items() if _bare(name) not in same}
+    usual = {**server_options(config.program), "loose_performance_schema": "OFF"}
+    return render_options({"mysqld": {**usual, **given, **rule}})
+
+
+def _bare(name: str) -> str:
+    return name.replace("-", "_").removeprefix("loose_")
 
 
 def initialise(
@@ -153,31 +166,39 @@ def initialise(
 ) -> None:
     """Make ``datadir`` the empty system of a new server: root@localhost without a password, no test schema.
 
-    It is made if needed and given to ``user``. Raises ToolError, ToolMissingError.
+    ``program``: MariaDB's installer, or the server program itself for MySQL from 5.7 on. The folder is made if needed
+    and given to ``user``. Raises ToolError, ToolMissingError.
     """
     datadir.mkdir(parents=True, exist_ok=True)
     _give(datadir, user)
     datadir.chmod(0o700)
-    arguments = [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}")
-                 for name, value in options.items()]
+    own = {**server_options(program), **options}
+    arguments = [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in own.items()]
     as_user = [f"--user={user}"] if os.geteuid() == 0 else []
-    run(Command((program, "--no-defaults", f"--datadir={datadir}", *as_user, "--skip-test-db", "--skip-name-resolve",
-                 "--auth-root-authentication-method=normal", *arguments)), timeout=START_SECONDS)
+    if "install" in Path(program).name:
+        arguments = ["--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=normal", *arguments]
+    else:
+        arguments = ["--initialize-insecure", *arguments]
+    run(Command((program, "--no-defaults", f"--datadir={datadir}", *as_user, *arguments)), timeout=START_SECONDS)
 
 
 class LaunchedServer:
     """A running server; a context manager that starts it, waits until it answers, and leaves nothing behind.
 
-    Raises ToolError with the last lines of its log when it does not come up. ``sandboxed``: could it be confined?
+    Raises ToolError with the last lines of its log when it does not come up, CancelledError when ``cancel`` is set
+    before that. ``sandboxed``: could it be confined?
     """
 
-    def __init__(self, config: ServerConfig, *, start_seconds: float = START_SECONDS) -> None:
+    def __init__(
+        self, config: ServerConfig, *, start_seconds: float = START_SECONDS, cancel: threading.Event | None = None
+    ) -> None:
         if len(os.fsencode(config.socket)) > SOCKET_LIMIT:
             raise ToolError(f"the socket path {config.socket} is longer than {SOCKET_LIMIT} bytes",
                             hint="choose a shorter path for the scratch folder")
         self.config = config
         self.sandboxed = is_available()
         self._start_seconds = start_seconds
+        self._cancel = cancel
         self._child: Child | None = None
 
     @property
@@ -274,6 +295,8 @@ class LaunchedServer:
             if code is not None:
                 raise ToolError(f"{self._name} did not start on {self.config.datadir}: it ended with {code}",
                                 detail=self.log_tail(), hint="its own log above tells why")
+            if self._cancel is not None and self._cancel.is_set():
+                raise CancelledError(f"the start of {self._name} was cancelled")
             if time.monotonic() > deadline:
                 raise ToolError(f"{self._name} did not answer within {self._start_seconds:g} s", detail=self.log_tail(),
                                 hint="recovery of much redo takes long; give the server more time or memory")

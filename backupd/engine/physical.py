@@ -75,7 +75,8 @@ class CaptureRequest:
     the tool. ``incremental_lsn``: copy only pages newer than this, None for everything. ``on_stderr`` gets
     every line the tool prints, as printed, from another thread. ``replica``: also record what the server
     replicates from (the account then needs REPLICA MONITOR). ``log``: file for the tool's whole stderr,
-    redacted. ``cancel``: set it to stop.
+    redacted. ``cancel``: set it to stop. ``spool``: a folder on a disk, for a tool that cannot stream and has to copy
+    the server first; made if needed.
     """
 
     connection: Connection
@@ -86,6 +87,7 @@ class CaptureRequest:
     replica: bool = False
     log: Path | None = None
     cancel: threading.Event | None = None
+    spool: Path | None = None
 
 
 class Capture(Protocol):
@@ -136,6 +138,17 @@ class PhysicalTool(Protocol):
     @property
     def leftovers(self) -> tuple[str, ...]:
         """Glob patterns of files at the top of a prepared backup that do not belong into a datadir."""
+        ...
+
+    @property
+    def takes_increments(self) -> bool:
+        """Can it copy what changed since a log sequence number (``CaptureRequest.incremental_lsn``)?"""
+        ...
+
+    @property
+    def lsn_orders_chain(self) -> bool:
+        """Do the log sequence numbers of an increment prove which backup it builds on? Where they may stay the same
+        over several increments, only the ids of the backups tell."""
         ...
 
     def capture(self, request: CaptureRequest) -> Capture: ...

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from backupd.engine.installation import SYSTEM_FOLDERS, is_of_the_system
+from backupd.engine.installation import places as program_places
 from backupd.model.errors import BackupdError
 from backupd.process.command import Command, find_account, locate
 from backupd.process.run import run
-
-_PROGRAM_FOLDERS = ("/usr", "/etc", "/opt", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
 @functools.cache
@@ -34,13 +34,28 @@ def is_available() -> bool:
         return False
 
 
+@functools.cache
+def can_confine(program: str) -> bool:
+    """Can ``program`` (a path) be started inside? Not when it is a script that calls something from a folder that
+    nobody knows of, or needs libraries from one."""
+    if not is_available():
+        return False
+    ask = Command((program, "--no-defaults", "--version"))
+    try:
+        plain = run(ask, check=False, timeout=20)
+        inside = run(confine(ask, writable=()), check=False, timeout=20)
+    except BackupdError:
+        return False
+    return inside.returncode == plain.returncode
+
+
 def confine(
     command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), setpriv: bool = True
 ) -> Command:
     """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all
     there is besides the programs; no network. ``command.user`` takes effect inside when ``setpriv``."""
     program = Path(command.located())
-    places = [*readable, *_program_places(program)]
+    places = [*readable, *program_places(program)]
     argv = [*_frame(writable, places), "--chdir", str(command.cwd or "/"), "--"]
     if command.user is not None and setpriv and os.geteuid() == 0:
         argv += [
@@ -58,7 +73,7 @@ def confine(
 
 def _frame(writable: Iterable[Path], readable: Iterable[Path]) -> list[str]:
     argv = [locate("bwrap"), "--die-with-parent", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
-    for folder in _PROGRAM_FOLDERS:
+    for folder in SYSTEM_FOLDERS:
         argv += ["--ro-bind-try", folder, folder]
     argv += [
         "--dev",
@@ -79,21 +94,11 @@ def _frame(writable: Iterable[Path], readable: Iterable[Path]) -> list[str]:
     # Outer folders first: a mount hides what was mounted below it before.
     for path, kind in sorted(mounts, key=lambda mount: len(mount[0].parts)):
         for parent in reversed(path.parents[:-1]):
-            if parent not in made and not _is_program_folder(parent):
+            if parent not in made and not is_of_the_system(parent):
                 made.add(parent)
                 argv += ["--perms", "0755", "--dir", str(parent)]
         argv += [kind, str(path), str(path)]
     return argv
-
-
-def _program_places(program: Path) -> list[Path]:
-    """The folder of a program that is not where programs usually are."""
-    places = {program.parent, program.resolve().parent}
-    return [place for place in places if not _is_program_folder(place)]
-
-
-def _is_program_folder(path: Path) -> bool:
-    return any(path == Path(folder) or Path(folder) in path.parents for folder in _PROGRAM_FOLDERS)
 
 
 def _group(user: str) -> str:

@@ -17,7 +17,7 @@ from typing import Self
 from backupd.engine.client import Connection, Session, error_code, is_denied, quote_name
 from backupd.engine.dialect import Dialect
 from backupd.engine.probe import read_dialect
-from backupd.engine.tables import TableName, definitions, table_ids
+from backupd.engine.tables import TableIds, TableName, definitions, table_ids
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour, Position
 
@@ -38,7 +38,6 @@ _LOCK_SECONDS = 2
 
 _SAVEPOINT = quote_name("backupd")
 _NO_SAVEPOINT = 1305
-_NO_CHARACTER_SET = 1115
 
 
 class Snapshot:
@@ -55,7 +54,7 @@ class Snapshot:
         self.session: Session = connection.connect()
         self.position = Position()
         self._opened_at: datetime | None = None
-        self._ids: dict[TableName, frozenset[int]] | None = None
+        self._ids: TableIds | None = None
         try:
             self.dialect: Dialect = read_dialect(self.session)
             mariadb = self.dialect.flavour is Flavour.MARIADB
@@ -105,7 +104,7 @@ class Snapshot:
         now = None if then is None else self._ids_now()
 
         def differs(table: TableName) -> bool:
-            return then is not None and now is not None and (table not in then or then[table] != now.get(table))
+            return then is not None and now is not None and (not then.of(table) or then.of(table) != now.of(table))
 
         return differs
 
@@ -142,11 +141,11 @@ class Snapshot:
     ) -> None:
         self.close()
 
-    def _ids_now(self) -> dict[TableName, frozenset[int]] | None:
+    def _ids_now(self) -> TableIds | None:
         try:
             return table_ids(self.session, self.dialect.innodb_tables)
         except ServerError as error:
-            if not (is_denied(error) or error_code(error) == _NO_CHARACTER_SET):
+            if not is_denied(error):
                 raise
             return None
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
-from backupd.engine.client import Session, quote_name
+from backupd.engine.client import Session, error_code, quote_name
+from backupd.model.errors import ServerError
 
 SYSTEM_SCHEMAS = ("information_schema", "mysql", "performance_schema", "sys")
 
@@ -29,12 +30,16 @@ FROM information_schema.COLUMNS
 """
 
 # InnoDB keeps names as file names: every special character is encoded, so "/" and "#P#" only separate.
-_IDS = """
+_DECODED_IDS = """
 SELECT CONVERT(CONVERT(CAST(SUBSTRING_INDEX(NAME, '/', 1) AS BINARY) USING filename) USING utf8mb4),
        CONVERT(CONVERT(CAST(SUBSTRING_INDEX(SUBSTRING_INDEX(REPLACE(NAME, '#p#', '#P#'), '/', -1), '#P#', 1)
        AS BINARY) USING filename) USING utf8mb4), TABLE_ID
 FROM information_schema.{list} WHERE NAME LIKE '%/%'
 """
+_IDS = "SELECT NAME, TABLE_ID FROM information_schema.{list} WHERE NAME LIKE '%/%'"
+_FILE_NAME = re.compile(r"(?P<schema>[^/#]+)/(?P<table>[^/#]+)")
+_PLAIN = re.compile(r"[0-9A-Za-z_]+")
+_NO_CHARACTER_SET = 1115
 
 _STORED_SUM = "SELECT COALESCE(SUM(CRC32(CONCAT_WS(',', {hashes})) + 4294967296), 0) FROM {table}"
 
@@ -118,16 +123,49 @@ def definitions(session: Session, table: TableName | None = None) -> dict[TableN
     return {TableName(schema, name): int(number) for schema, name, number in rows}
 
 
-def table_ids(session: Session, innodb_tables: str) -> dict[TableName, frozenset[int]]:
-    """InnoDB's ids of every table (one per partition) as they are now, whatever the session's snapshot.
+class TableIds:
+    """InnoDB's ids of every table (one per partition) at one moment."""
+
+    def __init__(self, known: Iterable[tuple[TableName, int]], encoded: Iterable[int] = ()) -> None:
+        """``encoded``: ids of tables whose names only InnoDB can read."""
+        found: dict[TableName, set[int]] = defaultdict(set)
+        for table, number in known:
+            found[table].add(number)
+        self._known = {table: frozenset(ids) for table, ids in found.items()}
+        self._encoded = frozenset(encoded)
+
+    def of(self, table: TableName) -> frozenset[int]:
+        """The ids of ``table``; where its name is encoded those of all such tables, so that each of them counts as
+        changed when one does. Empty when there is none."""
+        if self._encoded and not (_PLAIN.fullmatch(table.schema) and _PLAIN.fullmatch(table.table)):
+            return self._encoded
+        return self._known.get(table, frozenset())
+
+
+def table_ids(session: Session, innodb_tables: str) -> TableIds:
+    """InnoDB's ids of every table as they are now, whatever the session's snapshot.
 
     ``innodb_tables``: the dialect's. An id follows its table through RENAME and is new after a rebuild.
     Needs PROCESS. Raises ServerError.
     """
-    found: dict[TableName, set[int]] = defaultdict(set)
-    for schema, name, number in session.query(_IDS.format(list=innodb_tables)):
-        found[TableName(str(schema), str(name))].add(int(number))
-    return {table: frozenset(ids) for table, ids in found.items()}
+    try:
+        rows = session.query(_DECODED_IDS.format(list=innodb_tables))
+    except ServerError as error:
+        if error_code(error) != _NO_CHARACTER_SET:  # MySQL does not offer the encoding of file names
+            raise
+    else:
+        return TableIds((TableName(str(schema), str(name)), int(number)) for schema, name, number in rows)
+    known: list[tuple[TableName, int]] = []
+    encoded: list[int] = []
+    for name, number in session.query(_IDS.format(list=innodb_tables)):
+        match = _FILE_NAME.match(str(name))
+        if match is None:
+            continue  # on its way to be a table, or no longer one
+        if "@" in match[0]:
+            encoded.append(int(number))
+        else:
+            known.append((TableName(match["schema"], match["table"]), int(number)))
+    return TableIds(known, encoded)
 
 
 def checksum_statement(session: Session, table: TableName) -> str:

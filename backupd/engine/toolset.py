@@ -2,79 +2,121 @@
 
 Everything that differs between flavours and series is a row here; the rest of the project asks for what it
 wants and never compares versions. A physical tool must be of the server's own series: mariadb-backup reads
-InnoDB's files with the code of one series, and xtrabackup refuses or, worse, misreads others.
+InnoDB's files with the code of one series, and xtrabackup refuses or, worse, misreads others. A server may have several
+kinds of tools, best first; a restore takes the kind that made the backup.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from backupd.engine import clone, cloneplugin, receipts
 from backupd.engine.client import Session
+from backupd.engine.clone import Clone
 from backupd.engine.mariabackup import MariaBackup
 from backupd.engine.physical import PhysicalTool
-from backupd.engine.receipts import MARIADB_BACKUP, XTRABACKUP, ReceiptNames
+from backupd.engine.receipts import ReceiptNames
 from backupd.engine.tables import schemas_named
+from backupd.engine.xtrabackup import XtraBackup
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.server import Flavour, ServerInfo, Tool, Version
 from backupd.process.command import Command, locate
 from backupd.process.run import run
 
+XTRABACKUP = "xtrabackup"
+"""What its backups name as their tool."""
+
 NO_PATHS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of physical tool. ``programs``: the names to look for, best first, each of them the name of the tool in
+    manifests; ``names``: what it calls its receipts; ``package``: what to install, with ``{series}`` of the server;
+    ``fits``: may this version of the tool (first) touch files of this version of a server (second)?"""
+
+    programs: tuple[str, ...]
+    names: ReceiptNames
+    package: str
+    fits: Callable[[Version, Version], bool]
+    make: Callable[[Tool, ReceiptNames], PhysicalTool]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the table: servers of ``flavour`` from version ``first`` on, up to and without ``end``.
 
-    Program tuples hold the names to look for, best first. ``receipts``: what the tool calls its files.
+    ``families``: the physical tools, best first; the first that is installed and fits is taken. ``server`` and
+    ``install``: the names of the server's own programs.
     """
 
     flavour: Flavour
     first: Version
     end: Version
-    backup: tuple[str, ...]
+    families: tuple[Family, ...]
     server: tuple[str, ...]
     install: tuple[str, ...]
-    receipts: ReceiptNames
-    package: str
 
+    @property
+    def receipts(self) -> ReceiptNames:
+        """What the best tool calls its files."""
+        return self.families[0].names
+
+
+def _same_series(tool: Version, server: Version) -> bool:
+    return tool.series == server.series
+
+
+def _same_series_not_older(tool: Version, server: Version) -> bool:
+    return tool.series == server.series and tool >= server
+
+
+def _series_24(tool: Version, _server: Version) -> bool:
+    return tool.series == "2.4"
+
+
+def _clone(tool: Tool, _names: ReceiptNames) -> PhysicalTool:
+    return Clone(tool)
+
+
+_MARIADB_OLD = Family(("mariadb-backup", "mariabackup"), receipts.XTRABACKUP, "mariadb-backup {series}", _same_series,
+                      MariaBackup)
+_MARIADB_NEW = Family(("mariadb-backup",), receipts.MARIADB_BACKUP, "mariadb-backup {series}", _same_series,
+                      MariaBackup)
+# XTRABACKUP: Percona's numbers its tools apart from the servers up to 2.4, like the servers from 8.0 on.
+_XTRABACKUP_24 = Family((XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-24", _series_24, XtraBackup)
+_XTRABACKUP_80 = Family((XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-80, not older than the server,",
+                        _same_series_not_older, XtraBackup)
+_XTRABACKUP = Family((XTRABACKUP,), receipts.XTRABACKUP, "Percona XtraBackup {series}", _same_series, XtraBackup)
+_CLONE = Family((clone.NAME,), clone.NAMES, "the server's own program mysqld", operator.eq, _clone)
+
+_MYSQL = (("mysqld",), ("mysqld",))
+_MARIADB = (("mariadbd",), ("mariadb-install-db",))
 
 TABLE: tuple[Row, ...] = (
-    Row(
-        Flavour.MARIADB,
-        Version(10, 8),
-        Version(11, 1),
-        ("mariadb-backup", "mariabackup"),
-        ("mariadbd", "mysqld"),
-        ("mariadb-install-db", "mysql_install_db"),
-        XTRABACKUP,
-        "mariadb-backup",
-    ),
-    Row(
-        Flavour.MARIADB,
-        Version(11, 1),
-        Version(14, 0),
-        ("mariadb-backup",),
-        ("mariadbd",),
-        ("mariadb-install-db",),
-        MARIADB_BACKUP,
-        "mariadb-backup",
+    Row(Flavour.MARIADB, Version(10, 8), Version(11, 1), (_MARIADB_OLD,), ("mariadbd", "mysqld"),
+        ("mariadb-install-db", "mysql_install_db")),
+    Row(Flavour.MARIADB, Version(11, 1), Version(14, 0), (_MARIADB_NEW,), *_MARIADB),
+    *(
+        row
+        for flavour in (Flavour.MYSQL, Flavour.PERCONA)
+        for row in (
+            Row(flavour, Version(5, 5), Version(8, 0), (_XTRABACKUP_24,), *_MYSQL),
+            Row(flavour, Version(8, 0), cloneplugin.FIRST, (_XTRABACKUP_80,), *_MYSQL),
+            Row(flavour, cloneplugin.FIRST, Version(8, 1), (_XTRABACKUP_80, _CLONE), *_MYSQL),
+            Row(flavour, Version(8, 1), Version(10, 0), (_XTRABACKUP, _CLONE), *_MYSQL),
+        )
     ),
 )
-"""From 10.8 on, because the redo file of that format shows how far a prepare came (see
+"""MariaDB from 10.8 on, because the redo file of that format shows how far a prepare came (see
 mariabackup.reached_lsn).
 """
-
-_NEEDED: Mapping[Flavour, str] = {
-    Flavour.MYSQL: "Percona XtraBackup of the series {series}",
-    Flavour.PERCONA: "Percona XtraBackup of the series {series}",
-    Flavour.MARIADB: "mariadb-backup of a server from 10.8 on",
-}
 
 
 def row_for(flavour: Flavour, version: Version) -> Row:
@@ -82,11 +124,10 @@ def row_for(flavour: Flavour, version: Version) -> Row:
     for row in TABLE:
         if row.flavour is flavour and row.first <= version < row.end:
             return row
-    needed = _NEEDED[flavour].format(series=version.series)
-    known = ", ".join(f"{row.flavour} {row.first.series} to before {row.end.series}" for row in TABLE)
+    known = ", ".join(f"{row.first.series} to before {row.end.series}" for row in TABLE if row.flavour is flavour)
     raise ToolError(
         f"physical backups of {flavour} {version} are not supported by this version",
-        detail=f"it would need {needed}; supported: {known}",
+        detail=f"supported of {flavour}: {known}",
         hint="a logical backup does not depend on the server's files",
     )
 
@@ -94,7 +135,8 @@ def row_for(flavour: Flavour, version: Version) -> Row:
 def refuse_clashes(session: Session, info: ServerInfo) -> None:
     """Raises RefusedError when a schema has the name of a file that the tool itself writes into its stream: file and
     folder cannot both be unpacked, by anybody."""
-    clashes = schemas_named(session, row_for(info.flavour, info.version).receipts.all)
+    names = frozenset().union(*(family.names.all for family in row_for(info.flavour, info.version).families))
+    clashes = schemas_named(session, names)
     if clashes:
         raise RefusedError(
             f"schema {', '.join(clashes)} has the name of one of the backup tool's own files",
@@ -102,28 +144,74 @@ def refuse_clashes(session: Session, info: ServerInfo) -> None:
 
 
 def physical_backup_tool(flavour: Flavour, version: Version, *, paths: Mapping[str, str] = NO_PATHS) -> Tool:
-    """The tool that takes and prepares physical backups of such a server.
+    """The tool that takes physical backups of such a server: the first of its families that is installed and fits.
 
-    ``paths`` maps a program's name to a configured path. Raises ToolMissingError, or ToolError when it is
-    of another series; both say what to install.
+    ``paths`` maps a program's name to a configured path. Raises ToolMissingError, or ToolError when what is installed
+    is of another series; both say what to install.
     """
-    row = row_for(flavour, version)
-    tool = find_tool(row.backup, paths=paths, hint=f"install {row.package} {version.series}, the server's own series")
-    if tool.version.series != version.series:
+    return _chosen(flavour, version, paths)[1]
+
+
+def physical_tool(
+    info: ServerInfo, *, paths: Mapping[str, str] = NO_PATHS, made_by: Tool | None = None
+) -> PhysicalTool:
+    """The physical tool for a probed server; with ``made_by`` (what a manifest names) the one that can restore such a
+    backup. Raises ToolMissingError, ToolError."""
+    family, tool = _chosen(info.flavour, info.version, paths, made_by)
+    return family.make(tool, family.names)
+
+
+def shortcomings(tool: PhysicalTool, info: ServerInfo) -> tuple[str, ...]:
+    """What a backup of this server by this tool lacks, in sentences for people."""
+    return tool.warnings(info) if isinstance(tool, Clone) else ()
+
+
+def refuse_unfit(session: Session, info: ServerInfo, tool: Tool) -> None:
+    """Raises RefusedError when ``tool`` cannot back up this server, though it is of the right series; ServerError."""
+    if tool.name == clone.NAME:
+        cloneplugin.refuse_unfit(session, info)
+
+
+def _chosen(
+    flavour: Flavour, version: Version, paths: Mapping[str, str], made_by: Tool | None = None
+) -> tuple[Family, Tool]:
+    families = row_for(flavour, version).families
+    if made_by is not None:
+        families = tuple(family for family in families if made_by.name in family.programs)
+        if not families:
+            raise ToolError(f"a backup of {flavour} {version} by {made_by.name} cannot be restored by this version",
+                            hint="restore it with the release of backupd that made it")
+        if made_by.name == clone.NAME:
+            return families[0], made_by  # nothing of it is run again
+    problems: list[ToolError] = []
+    for family in families:
+        try:
+            return family, _fitting(family, flavour, version, paths)
+        except ToolError as error:
+            problems.append(error)
+    # What is there and does not fit says more than what is not there.
+    first = next((problem for problem in problems if not isinstance(problem, ToolMissingError)), problems[0])
+    others = [f"{problem.message} {problem.detail}".strip() for problem in problems if problem is not first]
+    raise type(first)(first.message, detail="\n".join(filter(None, [first.detail, *others])),
+                      hint=_to_install(families, version))
+
+
+def _fitting(family: Family, flavour: Flavour, version: Version, paths: Mapping[str, str]) -> Tool:
+    if family is _CLONE:
+        server = server_program(flavour, version, paths=paths)
+        tool = replace(server, name=clone.NAME)
+    else:
+        tool = find_tool(family.programs, paths=paths)
+    if not family.fits(tool.version, version):
         raise ToolError(
             f"{tool.name} {tool.version} cannot back up or prepare files of a {flavour} {version} server",
-            detail=f"{tool.path}: {tool.version_text}",
-            hint=f"install {row.package} {version.series}, the server's own series, on this host"
-            f" (apt-get install {row.package} from the server's repository)",
-        )
+            detail=f"{tool.path}: {tool.version_text}")
     return tool
 
 
-def physical_tool(info: ServerInfo, *, paths: Mapping[str, str] = NO_PATHS) -> PhysicalTool:
-    """The physical tool for a probed server (or for the server a manifest tells of). Raises ToolMissingError,
-    ToolError."""
-    row = row_for(info.flavour, info.version)
-    return MariaBackup(physical_backup_tool(info.flavour, info.version, paths=paths), row.receipts)
+def _to_install(families: Sequence[Family], version: Version) -> str:
+    wanted = [family.package.format(series=version.series) for family in families]
+    return f"install {' or '.join(wanted)} on this host, from the server's own repository"
 
 
 def server_program(flavour: Flavour, version: Version, *, paths: Mapping[str, str] = NO_PATHS) -> Tool:
@@ -131,7 +219,8 @@ def server_program(flavour: Flavour, version: Version, *, paths: Mapping[str, st
     does.
     """
     row = row_for(flavour, version)
-    tool = find_tool(row.server, paths=paths, hint=f"install the {flavour} server {version.series} on this host")
+    tool = find_tool(row.server, paths=paths, hint=f"install the {flavour} server {version.series} on this host, or "
+                     f"name its program: `programs: {{{row.server[0]}: /path/to/{row.server[0]}}}`")
     if tool.version.series != version.series or (flavour is Flavour.MARIADB) != _is_mariadb(tool.version_text):
         raise ToolError(
             f"{tool.name} {tool.version} must not be started on files of a {flavour} {version} server",

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.client import Connection, Session, error_code, is_denied
+from backupd.engine.commitlock import ANNOUNCEMENT
 from backupd.engine.probe import read_dialect
 from backupd.engine.snapshot import Snapshot
 from backupd.engine.tables import SYSTEM_SCHEMAS, Table, TableName, checksum_statement, list_tables
@@ -35,7 +36,7 @@ from backupd.model.clock import Clock
 from backupd.model.errors import ServerError
 from backupd.model.progress import Progress, Report, silent
 from backupd.model.proof import Witness
-from backupd.model.server import Flavour, Position
+from backupd.model.server import Position
 
 SNAPSHOT_ENGINES = frozenset({"InnoDB", "ROCKSDB"})
 HELD_LOCKS_SECONDS = 60.0
@@ -49,14 +50,8 @@ _COUNTS = {
     "views": "SELECT COUNT(*) FROM information_schema.VIEWS WHERE TABLE_SCHEMA",
     "triggers": "SELECT COUNT(*) FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA",
     "routines": "SELECT COUNT(*) FROM information_schema.ROUTINES WHERE ROUTINE_SCHEMA",
-    "events": "SELECT COUNT(*) FROM information_schema.EVENTS WHERE EVENT_SCHEMA",
     "users": "SELECT COUNT(*) FROM mysql.user WHERE User",
 }
-_MARIADB_COUNTS = {
-    # A server that runs with skip_grant_tables, as a copy of ours may, does not show its events otherwise.
-    "events": "SELECT COUNT(*) FROM mysql.event WHERE db",
-}
-
 _TIME_OVER = frozenset({1969, 3024, 1317})
 _NOT_NOW = frozenset({1205, 1213, 1412})
 _GONE = frozenset({1146, 1049, 1051})
@@ -105,8 +100,8 @@ def object_counts(session: Session) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     outside = f"NOT IN ({', '.join(['%s'] * len(SYSTEM_SCHEMAS))})"
-    mariadb = read_dialect(session).flavour is Flavour.MARIADB
-    for kind, question in {**_COUNTS, **(_MARIADB_COUNTS if mariadb else {})}.items():
+    events = f"SELECT COUNT(*) FROM {read_dialect(session).events}"  # noqa: S608 - of our own table of statements
+    for kind, question in {**_COUNTS, "events": events}.items():
         try:
             counts[kind] = int(session.scalar(f"{question} {outside}", *SYSTEM_SCHEMAS))
         except ServerError as error:
@@ -160,6 +155,8 @@ class LockWindowWitness:
         r"Acquired locks for BACKUP STAGE BLOCK_COMMIT"
         # Series without the line above log this one under the same lock.
         r"|Executing FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS"
+        # CLONE's, whose commits are blocked by us.
+        rf"|{re.escape(ANNOUNCEMENT)}"
     )
     _PING_EVERY = 30.0
     _PATIENCE = 60.0

@@ -127,7 +127,13 @@ class DestinationError(BackupdError):
 
 
 class DestinationFullError(DestinationError):
+    """``destination``: its name."""
+
     problem_type = "destination-full"
+
+    def __init__(self, message: str, *, detail: str = "", hint: str = "", destination: str = "") -> None:
+        super().__init__(message, detail=detail, hint=hint)
+        self.destination = destination
 
 
 class ObjectMissingError(DestinationError):

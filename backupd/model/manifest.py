@@ -55,7 +55,8 @@ class Stats:
 class Header:
     """The clear part. ``from_lsn`` to ``to_lsn``: what the tool copied, 0 where it has no such numbers; an increment
     begins where its ``parent`` ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another
-    was due. ``config``: the configuration of the source's host, where it was taken.
+    was due. ``config``: the configuration of the source's host, where it was taken. ``tool``: the name of the tool that
+    took it, since no other one can go on from there.
     """
 
     backup_id: str
@@ -76,6 +77,7 @@ class Header:
     server_uuid: str = ""
     reason: str = ""
     config: StoredObject | None = None
+    tool: str = ""
 
     @property
     def side_files(self) -> tuple[StoredObject, ...]:
@@ -113,7 +115,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class BodyFacts:
-    """Everything of the body but the entries. ``objects_digest`` binds the body to its header's object list."""
+    """Everything of the body but the entries. ``objects_digest`` binds the body to its header's object list, ``parent``
+    to the backup that it builds on."""
 
     backup_id: str
     position: Position
@@ -122,6 +125,7 @@ class BodyFacts:
     receipts: Receipts
     objects_digest: str
     warnings: tuple[str, ...] = ()
+    parent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ def encode_header(header: Header) -> bytes:
         "unpack": _stored(header.unpack), "runbook": _stored(header.runbook),
         "from_lsn": header.from_lsn, "to_lsn": header.to_lsn, "server_uuid": header.server_uuid,
         "reason": header.reason, "config": _stored(header.config) if header.config else None,
+        "tool": header.tool,
     }
     document["checksum"] = hashlib.sha256(_canonical(document)).hexdigest()
     return _canonical(document)
@@ -186,7 +191,7 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             body=_read_stored(document["body"]), unpack=_read_stored(document["unpack"]),
             runbook=_read_stored(document["runbook"]), from_lsn=document["from_lsn"], to_lsn=document["to_lsn"],
             server_uuid=document["server_uuid"], reason=document["reason"],
-            config=_read_stored(document["config"]) if document["config"] else None)
+            config=_read_stored(document["config"]) if document["config"] else None, tool=document["tool"])
         if encode_header(header) != raw:
             raise ValueError("its bytes differ from what was written")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -217,7 +222,8 @@ def encode_body(body: Body) -> Iterator[bytes]:
     facts = body.facts
     first = {"format": FORMAT, "backup": facts.backup_id, "position": facts.position.as_json(),
              "server": facts.server.as_json(), "tool": facts.tool.as_json(), "receipts": facts.receipts.as_json(),
-             "objects_digest": facts.objects_digest, "warnings": list(facts.warnings), "entries": len(body.entries)}
+             "objects_digest": facts.objects_digest, "warnings": list(facts.warnings), "parent": facts.parent,
+             "entries": len(body.entries)}
     yield json.dumps(first, sort_keys=True).encode() + b"\n"
     for entry in body.entries:
         yield json.dumps(encode_entry(entry), sort_keys=True).encode() + b"\n"
@@ -237,7 +243,7 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
             backup_id=first["backup"], position=Position.from_json(first["position"]),
             server=ServerInfo.from_json(first["server"]), tool=Tool.from_json(first["tool"]),
             receipts=Receipts.from_json(first["receipts"]), objects_digest=first["objects_digest"],
-            warnings=tuple(first["warnings"]))
+            warnings=tuple(first["warnings"]), parent=first["parent"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
                            hint="restore from another destination's copy of this backup") from error

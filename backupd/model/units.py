@@ -12,10 +12,10 @@ for _power, _letter in enumerate("kmgtp", start=1):
     _SIZES[f"{_letter}b"] = 1000**_power
     _SIZES[_letter] = 1024**_power
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
-_DURATION = re.compile(r"(?:\d+\s*[smhdw]\s*)+", re.IGNORECASE)
+_DURATION = re.compile(r"(?:\d+\s*(?:ms|[smhdw])\s*)+", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
@@ -28,11 +28,11 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> timedelta:
-    """A duration such as ``10s``, ``2h``, ``1d12h`` (s, m, h, d, w). Raises ValueError."""
+    """A duration such as ``50ms``, ``10s``, ``2h``, ``1d12h`` (ms, s, m, h, d, w). Raises ValueError."""
     if not _DURATION.fullmatch(text.strip()):
         raise ValueError(f"{text!r} is not a duration: write 10s, 15m, 2h, 7d or 1d12h")
-    pairs = re.findall(r"(\d+)\s*([smhdw])", text, re.IGNORECASE)
-    return timedelta(seconds=sum(int(number) * _SECONDS[unit.lower()] for number, unit in pairs))
+    pairs = re.findall(r"(\d+)\s*(ms|[smhdw])", text, re.IGNORECASE)
+    return timedelta(milliseconds=sum(int(number) * _MILLISECONDS[unit.lower()] for number, unit in pairs))
 
 
 def format_size(size: float) -> str:

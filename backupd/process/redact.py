@@ -44,6 +44,28 @@ _MAYBE = re.compile(
     r"[0-9A-Fa-f]{2}(?: ?[0-9A-Fa-f]{2}){23}|query|VALUE|UPDATE|\$A\$", re.IGNORECASE)
 
 
+_STATEMENT_HIDDEN = "[statement hidden]"
+_OWN_LINE = re.compile(
+    r"\.?(?:\d{6} +\d|\d{4}-\d\d-\d\d[ T]|\[\d\d\] |>> log|xtrabackup: |mariabackup: |innobackupex: |InnoDB: |Error: |"
+    r"Unable to obtain lock|MySQL binlog position|Connection ID|Status: |Optimizer switch|Some pointers)")
+"""How a line begins that a tool or server itself made up, and not whoever sent a statement of several lines."""
+
+
+class Redactor:
+    """``redact`` for the lines of one program in order: a statement keeps its line ends when it is printed, so what
+    follows the first line of one is hidden, too, up to the program's next line."""
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def line(self, line: str) -> str:
+        if self._inside and not _OWN_LINE.match(line):
+            return _STATEMENT_HIDDEN if line.strip() else line
+        shown = redact(line)
+        self._inside = shown.endswith(_STATEMENT_HIDDEN)
+        return shown
+
+
 def redact(line: str) -> str:
     """``line`` without secrets and table data. What remains names users, tables, files and errors as
     before."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.process.redact import redact
+from backupd.process.redact import Redactor
 
 TAIL_LINES = 400
 TAIL_WIDTH = 2000
@@ -28,14 +28,15 @@ class _Voice:
     program: str
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     rest: bytearray = field(default_factory=bytearray)
+    redactor: Redactor = field(default_factory=Redactor)
 
 
 class StderrReader:
     """One thread that reads the stderr of all programs of a pipeline.
 
     ``on_line`` gets each line as it is (it may hold secrets); tail and log get it redacted. An error raised
-    by ``on_line``, or by writing the log, is kept in ``failure`` while reading goes on, because a program
-    that nobody listens to would block; whoever owns the reader raises it.
+    by ``on_line`` is kept in ``failure`` while reading goes on, because a program that nobody listens to would
+    block; whoever owns the reader raises it. A log that cannot be written ends, and the work goes on.
     """
 
     def __init__(self, programs: Sequence[str], descriptors: Sequence[int], *, log: Path | None = None,
@@ -102,19 +103,28 @@ class StderrReader:
 
     def _say(self, voice: _Voice, raw: bytes) -> None:
         line = raw.decode("utf-8", "replace").rstrip("\r")
-        shown = redact(line)[:TAIL_WIDTH]
+        shown = voice.redactor.line(line)[:TAIL_WIDTH]
         if shown.strip():
             voice.tail.append(shown)
+        self._write(voice, shown)
         try:
             if self._on_line is not None:
                 self._on_line(line)
-            if self._log is not None and self._logged < LOG_LIMIT:
-                self._logged += self._log.write(f"{voice.program}: {shown}\n".encode())
-                if self._logged >= LOG_LIMIT:
-                    self._log.write(b"(the log is full; the rest is dropped)\n")
         except BaseException as error:  # noqa: BLE001  not hidden: the pipeline raises it
             self._on_line = None
             self.failure = self.failure or error
+
+    def _write(self, voice: _Voice, shown: str) -> None:
+        if self._log is None or self._logged >= LOG_LIMIT:
+            return
+        try:
+            self._logged += self._log.write(f"{voice.program}: {shown}\n".encode())
+            if self._logged >= LOG_LIMIT:
+                self._log.write(b"(the log is full; the rest is dropped)\n")
+        except OSError as error:
+            # No room for the log is no reason to end a backup.
+            voice.tail.append(f"(the log takes no more: {error.strerror})")
+            self._logged = LOG_LIMIT
 
 
 def _open_log(path: Path) -> BinaryIO:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from backupd.model.errors import BackupdError, ObjectMissingError
@@ -19,6 +21,49 @@ class Placed:
 
     object: StoredObject
     new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one destination was given: bytes, and the seconds in which at least one of them was on its way."""
+
+    destination: str
+    bytes: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second, however many streams there were beside each other."""
+        return self.bytes / max(self.seconds, 1e-9)
+
+
+class LoadMeter:
+    """Measures a destination's load; for any number of threads."""
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self._name, self._clock = name, clock
+        self._lock = threading.Lock()
+        self._bytes = self._active = 0
+        self._seconds = self._since = 0.0
+
+    @contextmanager
+    def measure(self, size: int) -> Iterator[None]:
+        with self._lock:
+            if not self._active:
+                self._since = self._clock()
+            self._active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._active -= 1
+                self._bytes += size
+                if not self._active:
+                    self._seconds += self._clock() - self._since
+
+    def load(self) -> Load:
+        with self._lock:
+            return Load(self._name, self._bytes, self._seconds)
 
 
 def known_everywhere(known: Sequence[Mapping[str, StoredObject]]) -> dict[str, StoredObject]:
@@ -46,8 +91,10 @@ class Fanout:
         identity_key: bytes,
         known: Mapping[str, StoredObject],
         tree: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._destinations = tuple(destinations)
+        self._meters = tuple(LoadMeter(destination.name, clock) for destination in destinations)
         self._trees = tuple(tree for tree in map(as_tree, destinations) if tree is not None)
         self._sealer = sealer
         self._identity_key = identity_key
@@ -79,8 +126,9 @@ class Fanout:
         stored = objects.named(identity, sealed)
         with self._lock:  # noted before the first byte is stored, so that a failure in between is cleaned too
             self._new[stored.name] = stored
-        for destination in self._destinations:
-            objects.store(destination, stored, sealed)
+        for destination, meter in zip(self._destinations, self._meters, strict=True):
+            with meter.measure(stored.size):
+                objects.store(destination, stored, sealed)
         self._link(stored, path(stored.name))
         with self._lock:
             self._known[identity] = stored
@@ -117,6 +165,11 @@ class Fanout:
     def reused_objects(self) -> tuple[StoredObject, ...]:
         with self._lock:
             return tuple(self._reused.values())
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """What each destination was given so far, and how fast it took it."""
+        return tuple(meter.load() for meter in self._meters)
 
     def publish(self) -> None:
         for tree in self._trees:

@@ -3,6 +3,7 @@
     manifest-intact         every manifest reads back exactly as it was written
     body-present            sealed body, unpack script and runbook of each backup are there, in their size
     objects-present         so is every object that a manifest names
+    parent-present          what an increment builds on is here, too, and not marked deleted unless the increment is
     tree-matches-manifest   the tree of each backup shows exactly its objects (TREE destinations)
     no-orphan-object        no object, tombstone or mark without a backup, and no file of strangers among them
     no-partial-tree         no tree or side file of a backup that was never committed
@@ -42,6 +43,7 @@ class Invariant(StrEnum):
     MANIFEST_INTACT = "manifest-intact"
     BODY_PRESENT = "body-present"
     OBJECTS_PRESENT = "objects-present"
+    PARENT_PRESENT = "parent-present"
     TREE_MATCHES_MANIFEST = "tree-matches-manifest"
     NO_ORPHAN_OBJECT = "no-orphan-object"
     NO_PARTIAL_TREE = "no-partial-tree"
@@ -140,6 +142,7 @@ def examine(destination: Destination, catalog: Collection[CatalogView] | None, *
     for header in view.headers:
         findings += _sides(view, header)
         findings += _objects(view, header)
+    findings += _parents(view)
     findings += _trees(view, read_body)
     if catalog is not None:
         findings += _catalog(view, catalog, busy)
@@ -212,6 +215,22 @@ def _objects(view: _View, header: Header) -> Iterator[Finding]:
             continue
         yield Finding(Invariant.OBJECTS_PRESENT, item.name, f"an object of {header.backup_id} {problem}",
                       repairable=False)
+
+
+def _parents(view: _View) -> Iterator[Finding]:
+    dying = set(marks(view.destination))
+    for header in view.headers:
+        if header.parent is None:
+            continue
+        parent = (header.server, header.parent)
+        if parent not in view.references.backups:
+            problem = "is not here: it cannot be restored from this destination"
+        elif parent in dying and (header.server, header.backup_id) not in dying:
+            problem = f"is marked deleted; `backupd backups undelete {header.parent}` while there is time"
+        else:
+            continue
+        yield Finding(Invariant.PARENT_PRESENT, header.backup_id,
+                      f"an increment on {header.parent}, which {problem}", repairable=False)
 
 
 def _look(destination: Destination, item: StoredObject) -> ObjectInfo | None:

@@ -57,13 +57,15 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """``key`` is where it lies. ``backups``: (server, id) of the backups it is about. ``owner`` None: unreadable."""
+    """``key`` is where it lies. ``backups``: (server, id) of the backups it is about; ``parents``: ids of those, of the
+    same server, that the one being written builds on. ``owner`` None: unreadable."""
 
     key: str
     backups: tuple[tuple[str, str], ...]
     owner: Owner | None
     started_at: datetime
     heartbeat_at: datetime
+    parents: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -76,7 +78,7 @@ class Lease:
                     "server": self.backups[0][0] if self.backups else "", "host": self.owner.host,
                     "boot": self.owner.boot, "namespace": self.owner.namespace, "pid": self.owner.pid,
                     "ticks": self.owner.ticks, "started_at": format_time(self.started_at),
-                    "heartbeat_at": format_time(self.heartbeat_at)}
+                    "heartbeat_at": format_time(self.heartbeat_at), "parents": list(self.parents)}
         return (json.dumps(document, sort_keys=True) + "\n").encode("ascii")
 
 
@@ -87,7 +89,8 @@ def decode(key: str, raw: bytes, modified_at: datetime) -> Lease:
         return Lease(key=key, backups=tuple((str(server), str(name)) for server, name in data["backups"]),
                      owner=Owner(str(data["host"]), str(data["boot"]), str(data["namespace"]), int(data["pid"]),
                                  int(data["ticks"])),
-                     started_at=parse_time(data["started_at"]), heartbeat_at=parse_time(data["heartbeat_at"]))
+                     started_at=parse_time(data["started_at"]), heartbeat_at=parse_time(data["heartbeat_at"]),
+                     parents=tuple(str(name) for name in data["parents"]))
     except (ValueError, KeyError, TypeError):
         return Lease(key=key, backups=(), owner=None, started_at=modified_at, heartbeat_at=modified_at)
 
@@ -102,6 +105,14 @@ def leases(destination: Destination, prefix: str) -> list[Lease]:
         except ObjectMissingError:
             continue  # it ended meanwhile
     return found
+
+
+def exists(destination: Destination, key: str) -> bool:
+    try:
+        destination.stat(key)
+    except ObjectMissingError:
+        return False
+    return True
 
 
 def is_alive(lease: Lease, now: datetime) -> bool:
@@ -127,12 +138,12 @@ class Holder:
     """
 
     def __init__(self, destinations: Sequence[Destination], key: str, backups: Sequence[tuple[str, str]], *,
-                 clock: Clock = utc_now, interval: float = HEARTBEAT) -> None:
+                 parents: Sequence[str] = (), clock: Clock = utc_now, interval: float = HEARTBEAT) -> None:
         self._destinations = tuple(destinations)
         self._clock = clock
         self._interval = interval
         now = clock()
-        self._lease = Lease(key, tuple(backups), Owner.current(), now, now)
+        self._lease = Lease(key, tuple(backups), Owner.current(), now, now, tuple(parents))
         self._renewed: dict[str, datetime] = {}
         self._trouble: dict[str, str] = {}
         self._stop = threading.Event()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Self
 
 from backupd.model.clock import Clock
-from backupd.model.errors import NotFoundError, ObjectMissingError, RefusedError
-from backupd.transfer.lease import HEARTBEAT, Holder, Lease, leases, utc_now
+from backupd.model.errors import NotFoundError, RefusedError
+from backupd.transfer.lease import HEARTBEAT, Holder, Lease, exists, leases, utc_now
 from storage import layout
 from storage.destination import Destination
 
@@ -36,21 +36,13 @@ class Pin(Holder):
 
     def _require(self, server: str, backup_id: str) -> None:
         name = self._destination.name
-        if _exists(self._destination, layout.mark_key(server, backup_id)):
+        if exists(self._destination, layout.mark_key(server, backup_id)):
             raise RefusedError(f"backup {backup_id} of {server} at destination {name} is marked deleted",
                                hint=f"backupd backups undelete {backup_id} takes the mark away, while there is time")
-        if not _exists(self._destination, layout.manifest_key(server, backup_id)):
+        if not exists(self._destination, layout.manifest_key(server, backup_id)):
             raise NotFoundError(f"destination {name} has no backup {backup_id} of {server}")
 
 
 def pins(destination: Destination) -> list[Lease]:
     """Every pin at ``destination``, living or dead."""
     return leases(destination, layout.PINS)
-
-
-def _exists(destination: Destination, key: str) -> bool:
-    try:
-        destination.stat(key)
-    except ObjectMissingError:
-        return False
-    return True

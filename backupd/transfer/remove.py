@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backupd.model.clock import Clock, format_time, parse_time
@@ -22,8 +23,16 @@ Backup = tuple[str, str]
 """(server, backup id)"""
 
 
-def mark(destination: Destination, server: str, backup_id: str, now: datetime) -> datetime:
-    """Mark a backup deleted; since when it is. Marking again keeps the first time.
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Since when a backup is marked deleted, and why; ``reason`` is empty where nobody said."""
+
+    at: datetime
+    reason: str = ""
+
+
+def mark(destination: Destination, server: str, backup_id: str, now: datetime, *, reason: str = "") -> datetime:
+    """Mark a backup deleted; since when it is. Marking again keeps the first time and reason.
 
     Raises NotFoundError. Whether the backup may be deleted at all (last chain, pins of the catalog) is decided before.
     """
@@ -31,10 +40,10 @@ def mark(destination: Destination, server: str, backup_id: str, now: datetime) -
         destination.stat(layout.manifest_key(server, backup_id))
     except ObjectMissingError:
         raise _unknown(destination, server, backup_id) from None
-    since = marks(destination).get((server, backup_id))
-    if since is not None:
-        return since
-    note = json.dumps({"server": server, "backup": backup_id, "at": format_time(now)}, sort_keys=True)
+    before = marked(destination, server).get((server, backup_id))
+    if before is not None:
+        return before.at
+    note = json.dumps({"server": server, "backup": backup_id, "at": format_time(now), "reason": reason}, sort_keys=True)
     destination.put(layout.mark_key(server, backup_id), io.BytesIO(note.encode("ascii")))
     return now
 
@@ -59,19 +68,25 @@ def unmark(destination: Destination, server: str, backup_id: str, *, now: dateti
 
 
 def marks(destination: Destination) -> dict[Backup, datetime]:
-    """Backups marked deleted, and since when. A mark that cannot be read counts from when it was stored."""
-    found: dict[Backup, datetime] = {}
-    for info in list(destination.list(layout.MARKS)):
+    """Backups marked deleted, and since when."""
+    return {owner: note.at for owner, note in marked(destination).items()}
+
+
+def marked(destination: Destination, server: str | None = None) -> dict[Backup, Mark]:
+    """Backups (of ``server``) marked deleted. A mark that cannot be read counts from when it was stored."""
+    found: dict[Backup, Mark] = {}
+    for info in list(destination.list(layout.MARKS if server is None else f"{layout.MARKS}{server}/")):
         owner = layout.backup_of(info.key)
         if owner is None:
             continue
         try:
             with destination.get(info.key) as stream:
-                found[owner] = parse_time(json.loads(stream.read())["at"])
+                note = json.loads(stream.read())
+            found[owner] = Mark(parse_time(note["at"]), str(note.get("reason", "")))
         except ObjectMissingError:
             continue
-        except (ValueError, KeyError, TypeError):
-            found[owner] = info.modified_at
+        except (ValueError, KeyError, TypeError, AttributeError):
+            found[owner] = Mark(info.modified_at)
     return found
 
 
@@ -79,28 +94,25 @@ def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: 
           kept: frozenset[Backup] = frozenset(), alive: Alive = is_alive) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Those of
     ``at_once`` (marked too) need not wait for their grace; those ``kept`` on purpose stay whatever their mark says,
-    and so does the last whole backup of a server.
+    and so does the last restorable chain of a server.
 
     A backup stays while a restore pins it, an unmarked backup builds on it, or a backup of its server is being
-    written; ``held`` of the result says so.
+    written; ``held`` of the result says so. What builds on others goes before them, so that no step leaves an
+    increment alone.
     """
     now = clock()
-    # Marks before pins: whoever pins and then finds no mark was early enough to be seen here.
-    marked = marks(destination)
-    due = {owner for owner, since in marked.items() if owner in at_once or now - since >= grace} - kept
+    # Marks before pins and intents: whoever pins, or begins to build on a backup, and then finds no mark was early
+    # enough to be seen here. Manifests after intents: a backup that ended in between is seen as one of the two.
+    dying = marks(destination)
+    due = {owner for owner, since in dying.items() if owner in at_once or now - since >= grace} - kept
     held: list[str] = []
     removed: list[str] = []
     if due:
-        running = {server for lease in living_intents(destination, now, alive) for server, _id in lease.backups}
-        pinned = {backup for lease in living_pins(destination, now, alive) for backup in lease.backups}
+        removable = due - _in_use(destination, due, now, alive, held)
         found = list(committed(destination))
-        removable = due - pinned - {owner for owner in due if owner[0] in running}
-        held += [f"{name} of {server}: a restore is reading it" for server, name in sorted(due & pinned)]
-        held += [f"{name} of {server}: a backup of this server is being written"
-                 for server, name in sorted(due - pinned - removable)]
+        removable -= _last_whole(destination, found, removable, set(dying), held)
         removable -= _needed(found, removable, held)
-        removable -= _last_whole(destination, found, removable, set(marked), held)
-        for server, backup_id in sorted(removable):
+        for server, backup_id in _children_first(found, removable):
             _remove(destination, server, backup_id)
             removed.append(backup_id)
     result = collect(destination, clock=clock, alive=alive)
@@ -109,24 +121,51 @@ def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: 
     return result
 
 
+def _in_use(destination: Destination, due: set[Backup], now: datetime, alive: Alive, held: list[str]) -> set[Backup]:
+    """Those of ``due`` that a restore reads or whose server is being backed up."""
+    writing = living_intents(destination, now, alive)
+    running = {server for lease in writing for server, _id in lease.backups}
+    pinned = {backup for lease in living_pins(destination, now, alive) for backup in lease.backups}
+    unreadable = [lease.id for lease in writing if lease.owner is None]
+    if unreadable:
+        held.append(f"every backup: the intent {unreadable[0]} cannot be read, so what is being written is unknown")
+        return due
+    busy = {owner for owner in due - pinned if owner[0] in running}
+    held += [f"{name} of {server}: a restore is reading it" for server, name in sorted(due & pinned)]
+    held += [f"{name} of {server}: a backup of this server is being written" for server, name in sorted(busy)]
+    return (due & pinned) | busy
+
+
+def _parents(found: list[Committed]) -> dict[Backup, str | None]:
+    return {(item.server, item.backup_id): item.header.parent for item in found if isinstance(item.header, Header)}
+
+
+def _chain(owner: Backup, parents: dict[Backup, str | None]) -> list[Backup]:
+    """``owner`` and all that it builds on, itself first, as far as readable manifests tell."""
+    chain = [owner]
+    while (parent := parents.get(chain[-1])) is not None and (owner[0], parent) not in chain:
+        chain.append((owner[0], parent))
+    return chain
+
+
+def _children_first(found: list[Committed], removable: set[Backup]) -> list[Backup]:
+    parents = _parents(found)
+    return sorted(removable, key=lambda owner: (-len(_chain(owner, parents)), owner))
+
+
 def _needed(found: list[Committed], removable: set[Backup], held: list[str]) -> set[Backup]:
     """Those of ``removable`` on which a backup builds that stays, however many steps away."""
-    headers = [item.header for item in found if isinstance(item.header, Header)]
     damaged = {item.server for item in found if not isinstance(item.header, Header)
                and (item.server, item.backup_id) not in removable}
     needed = {owner for owner in removable if owner[0] in damaged}
     held.extend(f"{name} of {server}: a damaged manifest of this server may build on it"
                 for server, name in sorted(needed))
-    parents = {(header.server, header.backup_id): header.parent for header in headers}
-    for child in set(parents) - removable:
-        server, backup_id = child
-        parent = parents[child]
-        while parent is not None:
-            above = (server, parent)
+    parents = _parents(found)
+    for child in sorted(set(parents) - removable):
+        for above in _chain(child, parents)[1:]:
             if above in removable - needed:
                 needed.add(above)
-                held.append(f"{parent} of {server}: {backup_id} builds on it")
-            parent = parents.get(above)
+                held.append(f"{above[1]} of {above[0]}: {child[1]} builds on it")
     return needed
 
 
@@ -145,19 +184,40 @@ def is_whole(destination: Destination, server: str, backup_id: str) -> bool:
         return False
 
 
-def _last_whole(destination: Destination, found: list[Committed], removable: set[Backup], marked: set[Backup],
+def _last_whole(destination: Destination, found: list[Committed], removable: set[Backup], dying: set[Backup],
                 held: list[str]) -> set[Backup]:
-    """Of each server that would be left without any whole, unmarked backup: the newest whole one, which must stay."""
+    """Of each server that would be left without anything restorable and unmarked: the newest whole one, which must stay
+    (with what it builds on, as everything that stays)."""
     kept: set[Backup] = set()
+    parents = _parents(found)
+
+    def restorable(owner: Backup) -> bool:
+        return all(is_whole(destination, *member) for member in _chain(owner, parents))
+
     for server in sorted({owner[0] for owner in removable}):
         ours = sorted(((item.server, item.backup_id) for item in found if item.server == server), reverse=True)
-        if any(is_whole(destination, *owner) for owner in ours if owner not in marked):
+        if any(restorable(owner) for owner in ours if owner not in dying):
             continue
-        newest = next((owner for owner in ours if owner in removable and is_whole(destination, *owner)), None)
+        newest = next((owner for owner in ours if owner in removable and restorable(owner)), None)
         if newest is not None:
             kept.add(newest)
             held.append(f"{newest[1]} of {server}: it is the last whole backup of this server here")
     return kept
+
+
+def restorable_at(destination: Destination, server: str, backup_id: str) -> bool:
+    """Are the backup and everything it builds on here, whole, and not marked deleted?"""
+    dying = marked(destination, server)
+    name: str | None = backup_id
+    seen: set[str] = set()
+    while name is not None:
+        found = read(destination, server, name)
+        if (found is None or not isinstance(found.header, Header) or name in seen or (server, name) in dying
+                or not is_whole(destination, server, name)):
+            return False
+        seen.add(name)
+        name = found.header.parent
+    return True
 
 
 def _remove(destination: Destination, server: str, backup_id: str) -> None:

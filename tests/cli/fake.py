@@ -116,12 +116,13 @@ class FakeService:
     def keep(self, backup_id: str, pinned: bool) -> None:
         self._note("keep", backup_id, pinned)
 
-    def delete(self, backup_id: str, now: bool = False) -> list[str]:
-        self._note("delete", backup_id, now)
+    def delete(self, backup_id: str, now: bool = False, with_increments: bool = False) -> list[str]:
+        self._note("delete", backup_id, now, *(["with increments"] if with_increments else []))
         return self.held
 
-    def undelete(self, backup_id: str) -> None:
+    def undelete(self, backup_id: str) -> list[str]:
         self._note("undelete", backup_id)
+        return [backup_id]
 
     def plan(self, server: str, target: str, datadir: Path | None) -> Plan:
         self._note("plan", server, target, datadir)

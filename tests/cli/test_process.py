@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from backupd.app import settings
@@ -24,11 +23,11 @@ def run(*argv: str, env: dict[str, str] | None = None) -> subprocess.CompletedPr
     )
 
 
-def test_help_comes_in_less_than_half_a_second() -> None:
-    run("--help")
-    begin = time.monotonic()
-    assert run("backup", "--help").returncode == 0
-    assert time.monotonic() - begin < 0.5
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys, backupd.cli.main; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"sqlalchemy", "alembic", "apscheduler", "pydantic", "pymysql", "gnupg", "zstandard", "jinja2"}
+    assert not heavy & set(loaded)
 
 
 def test_every_command_of_this_version_explains_itself() -> None:

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.support.keys import Keys
-from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
+from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server
 
 BACKUPD = str(Path(sys.executable).with_name("backupd"))
 SERVER = "shop-db1"
@@ -43,13 +43,14 @@ class House:
     """``repository`` is the folder of the destination ``local``; ``env`` is added to each command's environment."""
 
     base: Path
-    server: PrivateServer
+    server: Server
     keys: Keys
     catalog: str = ""
     policy_extra: str = ""
     repository: Path = field(init=False)
     config: Path = field(init=False)
     env: dict[str, str] = field(default_factory=dict)
+    programs: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.repository = self.base / "repository"
@@ -68,6 +69,7 @@ class House:
         client = self.server.client_file(SERVICE_USER, SERVICE_PASSWORD)
         self.config.write_text(
             f"catalog: {self.catalog}\nspool: {self.base}/spool\npolicies: {policies}\n"
+            f"programs: {json.dumps(dict(self.programs))}\n"
             f"servers:\n  {SERVER}: {{socket: {self.server.socket}, defaults_file: {client}, policy: gold}}\n"
             f"destinations:\n  local: {{type: filesystem, path: {self.repository}}}\n"
             f"encryption: {{gnupg_home: {encryption_home or self.keys.public_home}, "

@@ -14,9 +14,10 @@ from tests.support.load import Writers
 from tests.support.mariadb import PrivateServer, connect
 from tests.support.replica import replica_of
 from tests.support.sample import checksum_everything, describe_everything
+from tests.support.server import Server
 
 
-def everything(server: PrivateServer) -> tuple[dict[str, int], dict[str, list[str]]]:
+def everything(server: Server) -> tuple[dict[str, int], dict[str, list[str]]]:
     with server.connect() as connection:
         return checksum_everything(connection), describe_everything(connection)
 

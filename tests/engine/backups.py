@@ -10,13 +10,13 @@ from pathlib import Path
 
 from backupd.engine.client import Connection
 from backupd.engine.mariabackup import MariaBackup
-from backupd.engine.physical import CaptureRequest, FileEvent
+from backupd.engine.physical import CaptureRequest, FileEvent, PhysicalTool
 from backupd.engine.receipts import XTRABACKUP
 from backupd.engine.toolset import find_tool
 from backupd.model.server import Receipts
 from backupd.process.run import run
 from tests.engine.stream import Extraction
-from tests.support.mariadb import BACKUP_PASSWORD, BACKUP_USER, PrivateServer
+from tests.support.server import BACKUP_PASSWORD, BACKUP_USER, Server
 
 MEMORY = 96 * 1024 * 1024
 
@@ -25,7 +25,7 @@ def the_tool() -> MariaBackup:
     return MariaBackup(find_tool(("mariadb-backup",)), XTRABACKUP)
 
 
-def connection_to(server: PrivateServer) -> Connection:
+def connection_to(server: Server) -> Connection:
     return Connection(socket=str(server.socket), user=BACKUP_USER, password=BACKUP_PASSWORD)
 
 
@@ -41,7 +41,7 @@ class Taken:
 
 
 def take(
-    server: PrivateServer, base: Path, *, tool: MariaBackup | None = None, lsn: int | None = None,
+    server: Server, base: Path, *, tool: PhysicalTool | None = None, lsn: int | None = None,
     on_event: Callable[[FileEvent], None] = lambda _event: None,
 ) -> Taken:
     """A backup of ``server``, unpacked into ``base``."""
@@ -58,9 +58,9 @@ def take(
     return Taken(base, receipts, extraction.sizes, log)
 
 
-def prepare(base: Path, *increments: Path) -> list[str]:
+def prepare(base: Path, *increments: Path, tool: PhysicalTool | None = None) -> list[str]:
     """Run the steps; the log of each."""
-    return [run(step.command).stderr for step in the_tool().prepare(base, increments, memory=MEMORY)]
+    return [run(step.command).stderr for step in (tool or the_tool()).prepare(base, increments, memory=MEMORY)]
 
 
 def give_to_database(base: Path) -> None:

@@ -1,4 +1,4 @@
-"""The real mariadb-backup against a real server: captures, kills, damages, prepares."""
+"""The real mariadb-backup against a real server: captures, kills, prepares. test_traps has more."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
-from backupd.engine.mariabackup import REDO, MariaBackup, key_files, reached_lsn
+from backupd.engine.mariabackup import REDO, MariaBackup, reached_lsn
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, verify_files
+from backupd.engine.preparation import key_files
 from backupd.engine.receipts import XTRABACKUP, read_receipts
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, StreamError, ToolError
@@ -208,12 +209,6 @@ class TestTheToolDies:
             capture_all(wrapped(place, script), source, place / "nomark")
         assert "InnoDB" in caught.value.detail
 
-    def test_the_stream_cut_between_two_files_with_exit_code_0(self, source: PrivateServer, place: Path) -> None:
-        cut = ("import sys; d = sys.stdin.buffer.read();"
-               " sys.stdout.buffer.write(d[:d.index(b'XBSTCK01\\0P\\x16\\0\\0\\0xtrabackup_checkpoints')])")
-        with pytest.raises(StreamError, match="no checkpoints file"):
-            capture_all(wrapped(place, f'"$TOOL" "$@" | python3 -c "{cut}"'), source, place / "cut")
-
     def test_the_stream_cut_in_the_middle_with_exit_code_0(self, source: PrivateServer, place: Path) -> None:
         with pytest.raises(StreamError, match="middle of a chunk"):
             capture_all(wrapped(place, '"$TOOL" "$@" | head -c 3000000'), source, place / "middle")
@@ -296,29 +291,6 @@ class TestPrepare:
         (step,) = the_tool().prepare(copy, memory=MEMORY)
         the_tool().verify_prepared(copy, taken.receipts, [run(step.plain).stderr])
 
-    def test_what_was_not_prepared_does_not_pass(self, taken: Taken, copy: Path) -> None:
-        with pytest.raises(ToolError, match=r"not prepared: its backup_type is full-backuped"):
-            the_tool().verify_prepared(copy, taken.receipts, [])
-
-    @pytest.mark.parametrize("damage", ["cut", "garbage"])
-    def test_damaged_redo_that_the_tool_is_content_with(
-            self, source: PrivateServer, place: Path, damage: str) -> None:
-        lively = take(source, place / f"lively-{damage}", on_event=_writer(source))
-        redo = lively.base / REDO
-        size = redo.stat().st_size
-        assert size > 200_000
-        with redo.open("r+b") as file:
-            if damage == "cut":
-                file.truncate(size // 2)
-            else:
-                file.seek(size // 2)
-                file.write(os.urandom(4096))
-        done = run(the_tool().prepare(lively.base, memory=MEMORY)[0].command, check=False)
-        with pytest.raises(ToolError, match=r"applied the redo log up to|did not end its work|not completely"):
-            the_tool().verify_prepared(lively.base, lively.receipts, [done.stderr])
-        # Should a later version notice it itself, the first line of this test's name is history.
-        print(f"{damage}: exit code {done.returncode}, last line {done.stderr.splitlines()[-1]!r}")
-
     def test_a_missing_table_is_noticed_before_and_after(self, source: PrivateServer, place: Path) -> None:
         lively = take(source, place / "missing", on_event=_writer(source))
         (lively.base / "shop/orders.ibd").unlink()
@@ -331,12 +303,6 @@ class TestPrepare:
         assert any(line.startswith("extra does not belong") for line in caught.value.damages)
         with pytest.raises(ToolError, match="not completely"):
             the_tool().verify_prepared(lively.base, lively.receipts, prepare(lively.base))
-
-    @pytest.mark.parametrize("name", ["xtrabackup_checkpoints", "xtrabackup_info", "backup-my.cnf", REDO])
-    def test_a_backup_without_its_receipts_is_not_prepared(self, copy: Path, name: str) -> None:
-        (copy / name).unlink()
-        with pytest.raises(DamagedError):
-            the_tool().prepare(copy, memory=MEMORY)
 
     def test_redo_of_a_folder_without_redo_is_an_error(self, tmp_path: Path) -> None:
         for question in (the_tool().redo_bytes, reached_lsn):
@@ -380,28 +346,6 @@ class TestEncryptedTablespaces:
             options=options_for_copy(base, {}))
         with LaunchedServer(configuration) as copy, copy.connection.connect() as session:
             assert session.scalar("SELECT COUNT(*) FROM shop.t WHERE v = 'find-this-marker'") == 2000
-
-
-class TestIncrements:
-    def test_a_chain_is_prepared_in_order_only(self, source: PrivateServer, place: Path) -> None:
-        full = take(source, place / "full")
-        source.execute("INSERT INTO shop.parted SELECT seq FROM mysql.seq_1000_to_1500")
-        increment = take(source, place / "inc", lsn=full.receipts.to_lsn)
-        assert increment.receipts.backup_type == "incremental"
-        assert increment.receipts.from_lsn == full.receipts.to_lsn
-        with pytest.raises(DamagedError, match="can be prepared"):
-            the_tool().prepare(increment.base, memory=MEMORY)
-        with pytest.raises(DamagedError, match="can be prepared"):
-            the_tool().prepare(full.base, [full.base], memory=MEMORY)
-        steps = the_tool().prepare(full.base, [increment.base], memory=MEMORY)
-        assert [step.title for step in steps] == ["apply the redo log", "apply increment 1 of 1"]
-        logs = [run(step.command).stderr for step in steps]
-        the_tool().verify_prepared(full.base, increment.receipts, logs)
-        assert read_receipts(full.base).position == increment.receipts.position
-
-    def test_an_increment_since_another_servers_number_is_an_error(self, source: PrivateServer, place: Path) -> None:
-        with pytest.raises(StreamError, match="not since 99999999999"):
-            take(source, place / "future", lsn=99999999999)
 
 
 def _writer(source: PrivateServer) -> Callable[[FileEvent], None]:

@@ -1,13 +1,28 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from backupd.engine.toolset import find_tool, physical_backup_tool, row_for, server_program
+from backupd.engine.clone import Clone
+from backupd.engine.toolset import (
+    find_tool,
+    physical_backup_tool,
+    physical_tool,
+    row_for,
+    server_program,
+    shortcomings,
+)
+from backupd.engine.xtrabackup import XtraBackup
 from backupd.model.errors import ToolError, ToolMissingError
-from backupd.model.server import Flavour, Version
+from backupd.model.server import Flavour, Position, Role, ServerInfo, Tool, Version
+
+SERVER = ServerInfo(
+    flavour=Flavour.MYSQL, version=Version(9, 7, 4), version_text="", datadir="/var/lib/mysql", hostname="db",
+    server_id=1, server_uuid="", role=Role.STANDALONE, read_only=False, log_bin=True, position=Position(),
+    gtid_mode="on", engines={}, data_bytes=0, tables=0, encrypted=(), external=(), plugins=(), variables={})
 
 
 def _program(folder: Path, version: str, *, stream: int = 1, name: str = "tool") -> str:
@@ -41,17 +56,78 @@ def test_a_tool_of_another_series_is_refused_and_the_right_one_named(version: Ve
     assert f"mariadb server {version.series}" in caught.value.hint
 
 
-@pytest.mark.parametrize(("flavour", "version", "needed"), [
-    (Flavour.MYSQL, Version(8, 0, 36), "Percona XtraBackup of the series 8.0"),
-    (Flavour.PERCONA, Version(8, 4, 1), "Percona XtraBackup of the series 8.4"),
-    (Flavour.MARIADB, Version(10, 6, 2), "mariadb-backup of a server from 10.8 on"),
-    (Flavour.MARIADB, Version(5, 5, 1), "mariadb-backup of a server from 10.8 on"),
+@pytest.mark.parametrize(("flavour", "version", "supported"), [
+    (Flavour.MYSQL, Version(5, 1, 73), "5.5 to before 8.0"),
+    (Flavour.PERCONA, Version(10, 1, 1), "8.1 to before 10.0"),
+    (Flavour.MARIADB, Version(10, 6, 2), "10.8 to before 11.1"),
+    (Flavour.MARIADB, Version(5, 5, 1), "11.1 to before 14.0"),
 ])
-def test_what_is_not_supported_is_said_with_what_it_would_need(flavour: Flavour, version: Version, needed: str) -> None:
+def test_what_is_not_supported_is_said_with_what_is(flavour: Flavour, version: Version, supported: str) -> None:
     with pytest.raises(ToolError, match=f"physical backups of {flavour} {version} are not supported") as caught:
         physical_backup_tool(flavour, version)
-    assert needed in caught.value.detail
+    assert supported in caught.value.detail
     assert caught.value.hint
+
+
+XTRABACKUP = "xtrabackup version {} based on MySQL server 5.7.13 Linux (x86_64) (revision id: a1)"
+MYSQLD = "{}/mysqld  Ver {} for Linux on x86_64 (MySQL Community Server - GPL)"
+
+
+@pytest.mark.parametrize(("flavour", "server", "xtrabackup", "chosen"), [
+    (Flavour.MYSQL, Version(5, 6, 24), "2.4.4", "xtrabackup"),
+    (Flavour.PERCONA, Version(5, 7, 13), "2.4.29", "xtrabackup"),
+    (Flavour.MYSQL, Version(5, 7, 44), "8.0.35", ""),
+    (Flavour.MYSQL, Version(8, 0, 16), "8.0.35", "xtrabackup"),
+    (Flavour.MYSQL, Version(8, 0, 16), "8.0.14", ""),
+    (Flavour.MYSQL, Version(8, 0, 16), "", ""),
+    (Flavour.MYSQL, Version(8, 0, 36), "8.0.36", "xtrabackup"),
+    (Flavour.MYSQL, Version(8, 0, 36), "8.0.35", "clone"),
+    (Flavour.PERCONA, Version(8, 4, 1), "8.4.0", "xtrabackup"),
+    (Flavour.MYSQL, Version(8, 4, 1), "8.0.36", "clone"),
+    (Flavour.MYSQL, Version(9, 7, 4), "", "clone"),
+])
+def test_the_best_tool_that_is_installed_and_fits_is_taken(
+    tmp_path: Path, flavour: Flavour, server: Version, xtrabackup: str, chosen: str
+) -> None:
+    paths = {"mysqld": _program(tmp_path, MYSQLD.format(tmp_path, server), name="mysqld"),
+             "xtrabackup": "/nonexistent/xtrabackup"}
+    if xtrabackup:
+        paths["xtrabackup"] = _program(tmp_path, XTRABACKUP.format(xtrabackup), stream=2, name="xtrabackup")
+    if chosen:
+        assert physical_backup_tool(flavour, server, paths=paths).name == chosen
+    else:
+        with pytest.raises(ToolError) as caught:
+            physical_backup_tool(flavour, server, paths=paths)
+        assert "percona-xtrabackup" in caught.value.hint
+
+
+def test_a_server_without_any_tool_is_told_of_both(tmp_path: Path) -> None:
+    paths = {"mysqld": "/nonexistent/mysqld", "xtrabackup": "/nonexistent/xtrabackup"}
+    with pytest.raises(ToolMissingError) as caught:
+        physical_backup_tool(Flavour.MYSQL, Version(8, 4, 3), paths=paths)
+    assert "Percona XtraBackup 8.4 or the server's own program mysqld" in caught.value.hint
+    paths["mysqld"] = _program(tmp_path, MYSQLD.format(tmp_path, "8.4.2"), name="mysqld")
+    with pytest.raises(ToolError, match=r"clone 8\.4\.2 cannot back up") as other:
+        physical_backup_tool(Flavour.MYSQL, Version(8, 4, 3), paths=paths)
+    assert "does not exist" in other.value.detail
+
+
+def test_a_restore_takes_the_kind_of_tool_that_made_the_backup(tmp_path: Path) -> None:
+    info = replace(SERVER, flavour=Flavour.MYSQL, version=Version(8, 4, 1))
+    paths = {"xtrabackup": _program(tmp_path, XTRABACKUP.format("8.4.0"), name="xtrabackup")}
+    made = Tool("clone", "/usr/sbin/mysqld", Version(8, 4, 1), "", "")
+    assert isinstance(physical_tool(info, paths=paths, made_by=made), Clone)
+    assert isinstance(physical_tool(info, paths=paths, made_by=replace(made, name="xtrabackup")), XtraBackup)
+    with pytest.raises(ToolMissingError):
+        physical_tool(info, paths={"xtrabackup": "/nonexistent/x"}, made_by=replace(made, name="xtrabackup"))
+    with pytest.raises(ToolError, match="by mysqldump cannot be restored"):
+        physical_tool(info, paths=paths, made_by=replace(made, name="mysqldump"))
+
+
+def test_what_a_clone_leaves_out_is_said() -> None:
+    clone = Clone(Tool("clone", "/usr/sbin/mysqld", Version(9, 7, 4), "", ""))
+    (sentence,) = shortcomings(clone, replace(SERVER, engines={"InnoDB": 7, "MyISAM": 2}))
+    assert "2 tables of engine MyISAM come back empty" in sentence
 
 
 def test_receipts_are_called_after_the_series() -> None:

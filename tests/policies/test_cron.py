@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from datetime import date, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cron import parse_cron
+from policies.cron import comes_on, gaps, parse_cron, times_of_day
+from policies.window import parse_window
 
 
 @pytest.mark.parametrize(("text", "field", "values"), [
@@ -35,3 +38,39 @@ def test_any_text_is_an_expression_or_a_value_error(text: str) -> None:
     except ValueError:
         return
     assert all(fields)
+
+
+@pytest.mark.parametrize(("text", "shortest", "longest"), [
+    ("0 2 * * *", timedelta(days=1), timedelta(days=1)), ("0 2 * * sun", timedelta(days=7), timedelta(days=7)),
+    ("0 2 * * mon-sat", timedelta(days=1), timedelta(days=2)),
+    ("*/5 * * * *", timedelta(minutes=5), timedelta(minutes=5)),
+    ("0 8,20 * * mon", timedelta(hours=12), timedelta(days=6, hours=12)),
+    ("0 0 1 * *", timedelta(days=28), timedelta(days=31)), ("0 0 29 2 *", timedelta(days=1461), timedelta(days=1461)),
+    ("0 0 1,15 * fri", timedelta(days=1), timedelta(days=7)), ("0 0 31 * *", timedelta(days=31), timedelta(days=61))])
+def test_the_time_between_two_runs(text: str, shortest: timedelta, longest: timedelta) -> None:
+    assert gaps(text) == (shortest, longest)
+
+
+@pytest.mark.parametrize(("text", "day", "comes"), [
+    ("0 0 13 * fri", date(2026, 11, 13), True), ("0 0 13 * fri", date(2026, 11, 20), True),
+    ("0 0 13 * fri", date(2026, 12, 13), True), ("0 0 13 * fri", date(2026, 11, 21), False),
+    ("0 0 */2 * sat", date(2026, 11, 21), True), ("0 0 */2 * sat", date(2026, 11, 28), False),
+    ("0 0 * 11 7", date(2026, 11, 22), True), ("0 0 * 12 7", date(2026, 11, 22), False)])
+def test_either_of_two_restricted_days_suffices(text: str, day: date, *, comes: bool) -> None:
+    assert comes_on(text, day) is comes
+
+
+def test_the_times_of_a_day_are_in_order() -> None:
+    assert times_of_day("30,0 20,8 * * *") == (480, 510, 1200, 1230)
+
+
+@pytest.mark.parametrize(("text", "inside", "outside"), [
+    ("mon-fri 08:00-18:00", [(1, 480), (5, 1079)], [(1, 479), (1, 1080), (0, 600), (6, 600)]),
+    ("22:00-04:00", [(0, 1320), (3, 0), (6, 239)], [(0, 240), (0, 1319)]),
+    ("sat 22:00-04:00", [(6, 1320), (0, 239)], [(6, 100), (0, 1320), (1, 100)]),
+    ("sat,sun 00:00-24:00", [(6, 0), (0, 1439)], [(1, 0), (5, 1439)])])
+def test_a_window_holds_its_minutes_and_not_its_end(text: str, inside: list[tuple[int, int]],
+                                                    outside: list[tuple[int, int]]) -> None:
+    window = parse_window(text)
+    assert [window.holds(*moment) for moment in inside] == [True] * len(inside)
+    assert [window.holds(*moment) for moment in outside] == [False] * len(outside)

@@ -13,7 +13,8 @@ def test_a_policy_is_told_in_sentences(tmp_path: Path) -> None:
     (tmp_path / "gold.yaml").write_text(example("gold"), encoding="utf-8")
     assert explain(load_policy(tmp_path / "gold.yaml")) == [
         "A full copy of the data files is taken at 02:00 on sun.",
-        "A copy of what changed since the one before is taken at 02:00 on mon-sat.",
+        ("A copy of what changed since the one before is taken at 02:00 on mon-sat; after 7 of them a full one is "
+         "taken instead."),
         "The tables shop.* except shop.audit_*, none above 2.0 GiB are dumped at 04:00 every day.",
         "The binary log is followed as it is written and stored every 10.0s.",
         "/etc/mysql, /usr/local/bin/rotate-audit are kept with each backup.",
@@ -26,7 +27,41 @@ def test_a_policy_is_told_in_sentences(tmp_path: Path) -> None:
         "At most 1m of work may be lost.",
         "A restore may take 2h.",
         "A test restore to random is made at 06:00 every day, with 1 SQL check.",
+        "10 % of all that is stored is read again and compared at 12:00 every day.",
         "With each full backup the source's tables are summed up for comparison, for at most 10m.",
+        "Times are those of Europe/Berlin.",
+        "Each run starts up to 20m later, always the same for one server.",
+        "Nothing starts in mon-fri 08:00-11:30; what is due then starts at its end.",
+        ("A run that fails for a reason that may pass is tried 4 times in all, the second time after 5m, then twice as "
+         "long each time."),
+        "At most 400.0 MiB a second are read from the server's disks.",
+        "At most 200.0 MiB a second are written to each destination.",
+        "The work runs at processor priority 10.",
+        ("It pauses while a replica is more than 1m behind, or while the disk takes more than 50 ms for a request, and "
+         "gives up after 30m of pauses."),
+        "A run without any progress for 30m is stopped and counts as failed.",
+    ]
+
+
+def test_what_is_left_out_is_told_as_it_will_be(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("""\
+physical: {full: "every 6h"}
+destinations: {required: [local, near]}
+retention: {near: {keep_fulls: 1, hourly: 24}}
+verify: {schedule: "0 1 * * *"}
+timing: {catch_up: false}
+retry: {attempts: 1}
+witness: {enabled: false}
+""", encoding="utf-8")
+    assert explain(load_policy(tmp_path / "x.yaml")) == [
+        "A full copy of the data files is taken every 6h.",
+        "A backup succeeds only when it is at local and at near.",
+        "local keeps everything.",
+        "near keeps the newest full backup, and the last backup of each of 24 hours.",
+        "All that is stored is read again and compared at 01:00 every day.",
+        "A run that was missed is not made up for.",
+        "A run that fails is not repeated.",
+        "A run without any progress for 30m is stopped and counts as failed.",
     ]
 
 

@@ -13,6 +13,7 @@ from policies.configuration import Configuration
 from policies.fields import Section
 from policies.load import load, load_policy
 from policies.schema import NO_LOGICAL_INCREMENTS, Policy
+from restore.target import parse_target
 from tests.policies.places import CONFIGURATION, POLICY, example_configuration, problems, write
 
 DESIGN_POLICY = """\
@@ -221,7 +222,30 @@ def test_one_mistake_in_the_configuration_is_one_problem(tmp_path: Path, text: s
     ("retention: {local: {}}", "retention.local", "keeps nothing"),
     ("retention: {lokal: {daily: 1}}", "retention.lokal", "did you mean `local`?"),
     ("config_files: [relative, 5]", "config_files[1]", "must be text"),
-    ('test_restore: {target: ""}', "test_restore.target", "too short"),
+    ('test_restore: {target: ""}', "test_restore.target", "is not a target"),
+    ("test_restore: {target: yesterday}", "test_restore.target", "write latest, random, backup:ID"),
+    ("test_restore: {target: 2026-11-21T09:41:03}", "test_restore.target", "is not a target"),
+    ("test_restore: {target: random@main}", "test_restore.target", "is not a target"),
+    ('physical: {full: "every 30s"}', "physical.full", "at least every 1m"),
+    ('physical: {full: "every soon"}', "physical.full", "not a duration"),
+    ('physical: {incremental: "0 2 * * *"}', "physical.full", "is missing: When full backups"),
+    ('physical: {full: "0 2 * * *", incremental: "0 3 * * *", max_chain: 0}', "physical.max_chain", "0 increments"),
+    ('timing: {blackout: ["01:00-03:00"]}', "timing.blackout", "covers every time of physical.full (`0 2 * * *`)"),
+    ('timing: {blackout: ["00:00-24:00"]}', "timing.blackout", "leave some time of the week free"),
+    ('timing: {blackout: ["sun-sat 22:00-02:01"]}', "timing.blackout", "move the schedule, or cut the window"),
+    ('timing: {blackout: ["someday 01:00-03:00"]}', "timing.blackout[0]", "is not a window"),
+    ('timing: {blackout: ["fri-mon 01:00-03:00"]}', "timing.blackout[0]", "two ranges"),
+    ('timing: {blackout: ["03:00-03:00"]}', "timing.blackout[0]", "is empty"),
+    ("timing: {jitter: 25h}", "timing.jitter", "1d 1h is longer than the time between two runs of physical.full"),
+    ("timing: {timezone: Europe/Paris2}", "timing.timezone", "is not a time zone"),
+    ("timing: {jiter: 1m}", "timing.jiter", "did you mean `jitter`?"),
+    ("retry: {attempts: 0}", "retry.attempts", "greater than or equal to 1"),
+    ("limits: {nice: 20}", "limits.nice", "less than or equal to 19"),
+    ("limits: {disk_latency: 0ms}", "limits.disk_latency", "longer than 0s"),
+    ("limits: {read: fast}", "limits.read", "is not a size"),
+    ('verify: {schedule: "0 1 * * *", subset: 10}', "verify.subset", "write 10%"),
+    ('verify: {schedule: "0 1 * * *", subset: 110%}', "verify.subset", "write 10%"),
+    ("verify: {subset: 10%}", "verify.schedule", "is missing"),
     ("password: geheim", "password", "secrets have no place"),
     ("schedule: daily", "schedule", "each leg has its own"),
     ("witness: {max_durations: 5m}", "witness.max_durations", "did you mean `max_duration`?"),
@@ -237,6 +261,46 @@ def test_one_mistake_in_a_policy_is_one_problem(tmp_path: Path, text: str, field
     assert "geheim" not in str(found)
     with pytest.raises(ConfigurationError, match="1 problem in the configuration"):
         load_policy(tmp_path / "policies" / "gold.yaml")
+
+
+@pytest.mark.parametrize("target", [
+    "latest", "random", "latest@main", "backup:20261121T020000Z-7f3a9c01", "2026-11-21T09:41:03.250Z",
+    "2026-11-21T10:41:03+01:00", "gtid:0-1-100", "before-gtid:3e11fa47-71ca-11e1-9e33-c80aa9429562:23",
+    "mysql-bin.000042:1234", "mysql-bin.000042:1234@before-the-crash"])
+def test_every_kind_of_target_is_understood(tmp_path: Path, target: str) -> None:
+    path = write(tmp_path, gold=f'{POLICY}test_restore: {{target: "{target}"}}\n')
+    assert problems(path) == []
+    parse_target("latest" if target == "random" else target)
+
+
+def test_limits_are_read_with_their_units(tmp_path: Path) -> None:
+    text = "limits: {read: 200MiB, send: 5MB, nice: 10, replica_lag: 60s, disk_latency: 50ms, max_pause: 1h500ms}\n"
+    limits = load(write(tmp_path, gold=POLICY + text)).policies["gold"].limits
+    assert (limits.read, limits.send, limits.nice) == (200 * 1024**2, 5_000_000, 10)
+    assert (limits.replica_lag, limits.disk_latency) == (timedelta(minutes=1), timedelta(milliseconds=50))
+    assert limits.max_pause == timedelta(hours=1, milliseconds=500)
+    assert limits.hang == timedelta(minutes=30)
+
+
+@pytest.mark.parametrize("timing", [
+    'blackout: ["01:00-02:00"]', 'blackout: ["mon-fri 00:00-24:00"]', 'blackout: ["sat 22:00-02:01"]', "jitter: 24h"])
+def test_timing_that_can_be_kept_is_not_refused(tmp_path: Path, timing: str) -> None:
+    assert problems(write(tmp_path, gold=f"{POLICY}timing: {{{timing}}}\n")) == []
+
+
+def test_every_schedule_that_a_blackout_swallows_is_named(tmp_path: Path) -> None:
+    text = """\
+physical: {full: "30 9 1 * *", incremental: "every 6h"}
+destinations: {required: [local]}
+verify: {schedule: "0 10 * * mon"}
+test_restore: {schedule: "0 12 * * mon"}
+timing: {blackout: ["08:00-11:00"], jitter: 7h}
+"""
+    found = problems(write(tmp_path, gold=text))
+    assert [(line, name, message.partition(" (")[0]) for _file, line, name, message in found] == [
+        (5, "timing.blackout", "covers every time of physical.full"),
+        (5, "timing.blackout", "covers every time of verify.schedule"),
+        (5, "timing.jitter", "7h is longer than the time between two runs of physical.incremental")]
 
 
 def test_a_policy_that_backs_up_nothing_is_refused(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backupd.model.errors import NotFoundError
-from policies.lint import advice, not_yet_active, settings_not_yet_active
+from policies.document import read_document
+from policies.lint import not_yet_active, settings_not_yet_active
 from policies.load import load, load_policy
 from policies.reference import example, example_names, main, policy_schema, reference
 from tests.policies.places import example_configuration, write
@@ -40,14 +42,25 @@ def test_the_json_schema_refuses_unknown_names() -> None:
     assert schema["properties"]["physical"]
 
 
-def test_missing_legs_are_advised(tmp_path: Path) -> None:
-    path = write(tmp_path, example_configuration(tmp_path / "policies"), gold=example("gold"),
-                 physical=example("physical-only"), weekly=example("weekly-logical"))
-    policies = load(path).policies
-    assert advice(policies["gold"]) == []
-    assert [line.partition(":")[0] for line in advice(policies["physical"])] == [
-        "logical", "binlog", "config_files", "destinations"]
-    assert [line.partition(":")[0] for line in advice(policies["weekly"])] == ["physical", "destinations"]
+def test_the_json_schema_tells_an_editor_about_every_name() -> None:
+    schema: dict[str, Any] = policy_schema()
+    sections = [schema, *schema["$defs"].values()]
+    assert all(section["additionalProperties"] is False for section in sections)
+    for section in sections:
+        for name, field in section["properties"].items():
+            assert field.get("description"), name
+            nested = "$ref" in str(field)
+            assert nested or field.get("examples"), name
+    # Sizes may be numbers, and everything else is written as the examples show it.
+    assert schema["$defs"]["Limits"]["properties"]["read"]["anyOf"][0]["type"] == ["string", "integer"]
+
+
+@pytest.mark.parametrize("name", [name for name in example_names() if name != "backupd"])
+def test_every_name_in_an_example_is_in_the_json_schema(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.yaml").write_text(example(name), encoding="utf-8")
+    node, _problems = read_document(tmp_path / "x.yaml")
+    assert node is not None
+    assert set(node.key_lines) <= set(policy_schema()["properties"])
 
 
 def test_fields_that_are_not_acted_on_yet_are_all_named(tmp_path: Path) -> None:
@@ -55,9 +68,7 @@ def test_fields_that_are_not_acted_on_yet_are_all_named(tmp_path: Path) -> None:
     path = write(tmp_path, example_configuration(tmp_path / "policies"), gold=text, physical=example("physical-only"))
     loaded = load(path)
     assert [line.partition(":")[0] for line in not_yet_active(loaded.policies["gold"], loaded.configuration)] == [
-        "physical.full", "physical.incremental", "logical", "binlog", "config_files", "destinations.others",
-        "retention", "objectives.rpo", "test_restore.schedule", "test_restore.target", "destinations.required"]
-    assert [line.partition(":")[0] for line in not_yet_active(loaded.policies["physical"], loaded.configuration)] == [
-        "physical.full"]
+        "logical", "binlog", "destinations.others", "objectives.rpo", "destinations.required"]
+    assert not_yet_active(loaded.policies["physical"], loaded.configuration) == []
     assert [line.partition(":")[0] for line in settings_not_yet_active(loaded.configuration)] == [
         "alerts.email", "api", "destinations.offsite", "destinations.vault"]

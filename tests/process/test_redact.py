@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from backupd.process.redact import redact
+from backupd.process.redact import Redactor, redact
 
 HASH = "*2470C0C06DEE42FD1618BB99005ADCA2EC9D1E19"
 PAGE = "ab" * 200
@@ -19,6 +19,9 @@ PAGE = "ab" * 200
     "connecting to https://user:secretword@example.com/x",
     "Query (0x7f3c): SELECT * FROM customers WHERE name = 'secretword'",
     "Waiting for query 17 (duration 5 sec): SELECT secretword FROM t",
+    "261121 02:11:40 Waiting for query 17 (duration 5 sec): /* secretword */ SELECT SLEEP(9)",
+    "2026-11-21T02:11:40.1+00:00 0 [Note] [Xtrabackup] Waiting for query 8 (duration 61 sec): SELECT secretword",
+    "261121 02:11:45 Killing query 17 (duration 7 sec): SELECT secretword FROM t",
     "INSERT INTO t VALUES ('secretword')", "UPDATE t SET name = 'secretword'",
     f" len 16384; hex {PAGE}; asc secretword secretword;;",
     f"InnoDB: {PAGE} secretword", f"row {PAGE} here",
@@ -40,6 +43,12 @@ def test_secrets_and_rows_do_not_get_through(line: str) -> None:
     "mariabackup: The latest check point (for incremental): '48219'",
     "Error writing file '/x/ibdata1' (Errcode: 28 - No space left on device)",
     "[01] Database page corruption detected at page 1000, retrying...",
+    "261121 02:03:35 >> log scanned up to (335103835)",
+    "xtrabackup: Transaction log of lsn (331411355) to (335103835) was copied.",
+    "InnoDB: Shutdown completed; log sequence number 335103844",
+    "MySQL binlog position: filename 'bin.000001', position '2055', GTID of the last change '42e2c883:1-7823'",
+    "Error: failed to execute query FLUSH NO_WRITE_TO_BINLOG TABLES: Access denied; you need the RELOAD privilege(s)",
+    "Unable to obtain lock. Please try again later.",
     "Starting InnoDB crash recovery from checkpoint LSN=1234567890123456",
     "gpg: encrypted with 255-bit ECDH key, ID D8921E7EFF6A45CF, created 2026-11-21",
     "gpg: EFF4E31A6BC0F4BA891FFD2E3FC9B2DA158FEBA2: skipped: No public key",
@@ -52,3 +61,28 @@ def test_everything_else_stays_as_it_was(line: str) -> None:
 def test_the_user_and_the_privileges_stay_readable() -> None:
     assert redact(f"GRANT RELOAD ON *.* TO `bkp`@`%` IDENTIFIED BY PASSWORD '{HASH}'").startswith(
         "GRANT RELOAD ON *.* TO `bkp`@`%` IDENTIFIED BY PASSWORD ")
+
+
+OWN_LINES = [
+    "261121 02:11:41 >> log scanned up to (335103835)", ".261121 02:11:41 >> log scanned up to (335103835)",
+    "[00] 2026-11-21 02:11:41 Acquiring BACKUP LOCKS...", "xtrabackup: Error: it failed",
+    "InnoDB: Starting shutdown...", "2026-11-21T02:11:41.123+00:00 0 [Note] [MY-011825] [Xtrabackup] x",
+    "Unable to obtain lock. Please try again later.",
+]
+
+
+@pytest.mark.parametrize("following", OWN_LINES)
+def test_a_statement_of_several_lines_is_hidden_to_its_end(following: str) -> None:
+    redactor = Redactor()
+    lines = ["261121 02:11:40 Waiting for query 17 (duration 5 sec): SELECT *", "FROM customers", "", "  -- comment",
+             "WHERE name = 'secretword'", following, "and this"]
+    shown = [redactor.line(line) for line in lines]
+    assert "secretword" not in "".join(shown)
+    assert "customers" not in "".join(shown)
+    assert shown[-2:] == [following, "and this"]
+
+
+def test_an_empty_line_within_a_statement_does_not_end_it() -> None:
+    redactor = Redactor()
+    lines = ["Waiting for query 17 (duration 5 sec): SELECT", "", "secretword", "\t", "secretword"]
+    assert "secretword" not in "".join(redactor.line(line) for line in lines)

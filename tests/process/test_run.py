@@ -41,7 +41,7 @@ def test_taking_too_long_is_an_error_even_unchecked() -> None:
     started = time.monotonic()
     with pytest.raises(ToolError, match=r"sh did not finish within 0\.3 s"):
         run(sh("sleep 60"), timeout=0.3, check=False)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_it_can_be_cancelled() -> None:

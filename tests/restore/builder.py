@@ -144,16 +144,19 @@ class Builder:
         receipts: Receipts | None = None,
         server: str = "shop",
         backup_id: str = BACKUP_ID,
+        parent: str | None = None,
     ) -> tuple[Header, Body]:
         objects = tuple(self.stored[name] for name in sorted({name for e in entries for name in e.objects}))
         position = receipts.position if receipts else Position("bin.000001", 4, "0-1-1")
+        receipts = receipts or Receipts("full-backuped", 0, 1, 1, position, "10.11.19", "10.11.19")
         facts = BodyFacts(
             backup_id=backup_id,
             position=position,
             server=info or server_info(),
             tool=Tool("mariadb-backup", "/usr/bin/mariadb-backup", Version(10, 11, 19), "10.11.19"),
-            receipts=receipts or Receipts("full-backuped", 0, 1, 1, position, "10.11.19", "10.11.19"),
+            receipts=receipts,
             objects_digest=objects_digest(objects),
+            parent=parent,
         )
         body = Body(facts, tuple(entries))
         sealed = self._seal(self._keys, b"".join(encode_body(body)))
@@ -165,8 +168,10 @@ class Builder:
         return Header(
             backup_id=backup_id,
             server=server,
-            kind="physical-full",
-            parent=None,
+            kind="physical-incremental" if parent else "physical-full",
+            parent=parent,
+            from_lsn=receipts.from_lsn,
+            to_lsn=receipts.to_lsn,
             started_at=STARTED,
             finished_at=STARTED,
             recipients=(self._keys.fingerprint,),

@@ -321,11 +321,11 @@ def test_programs_of_another_series_or_missing_ones_are_refused(
     with pytest.raises(RefusedError, match=r"11\.4\.2"):
         restore(taken, keys, taken.spec(short_tmp / "mysql", start=True))
     assert [path.name for path in short_tmp.iterdir()] == ["bin"]
-    info = taken.body.facts.server
+    facts = taken.body.facts
     with pytest.raises(ToolMissingError):
-        refusals.find_programs(info, start=True, paths={program: "/nonexistent/program"})
+        refusals.find_programs(facts, start=True, paths={program: "/nonexistent/program"})
     if program == "mariadbd":
-        assert refusals.find_programs(info, start=False, paths={program: "/nonexistent/program"}).server is None
+        assert refusals.find_programs(facts, start=False, paths={program: "/nonexistent/program"}).server is None
 
 
 def test_a_second_restore_into_the_same_directory_is_refused_while_the_first_is_at_work(

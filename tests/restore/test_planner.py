@@ -133,6 +133,36 @@ def test_an_increment_brings_its_whole_chain_in_order() -> None:
         plan(f"backup:{two.id}", [BACKUPS[0], two])
 
 
+def test_latest_is_an_increment_and_says_its_chain_and_all_of_its_bytes() -> None:
+    one = replace(backup(7, kind=BackupKind.PHYSICAL_INCREMENTAL, parent=BACKUPS[2].id))
+    newest = plan("latest", [*BACKUPS, one])
+    assert newest.chain == (BACKUPS[2].id, one.id)
+    assert (newest.bytes_source, newest.bytes_stored) == (2 * 10**9, 8 * 10**8)
+    assert "of 2 backups" in newest.steps[0].title
+    assert "1 increment" in newest.steps[1].title
+    assert newest.position == one.position
+
+
+def test_an_increment_whose_parent_cannot_be_used_is_passed_over_and_named() -> None:
+    one = backup(7, kind=BackupKind.PHYSICAL_INCREMENTAL, parent=BACKUPS[2].id)
+    for state in (BackupState.DAMAGED, BackupState.DELETED):
+        torn = [*BACKUPS[:2], replace(BACKUPS[2], state=state), one]
+        newest = plan("latest", torn)
+        assert newest.chain == (BACKUPS[1].id,)
+        assert any(one.id in text and "build on" in text for text in newest.warnings)
+    with pytest.raises(RefusedError, match=f"builds on {BACKUPS[2].id}, marked as deleted") as refused:
+        plan(f"backup:{one.id}", torn)
+    assert f"undelete {BACKUPS[2].id}" in refused.value.hint
+    elsewhere = replace(one, copies=(Copy("vault", "complete", one.finished_at),))
+    assert plan("latest", [*BACKUPS, elsewhere]).chain == (BACKUPS[2].id,)
+
+
+def test_a_copy_that_is_marked_deleted_is_not_read() -> None:
+    both = backup(2)
+    expired = replace(both, copies=(replace(both.copies[0], state="deleted"), both.copies[1]))
+    assert plan("latest", [expired]).destinations == ("offsite",)
+
+
 def test_destinations_are_ordered_by_preference_and_damaged_copies_come_last() -> None:
     both = backup(2)
     assert plan("latest", [both], Preferences(destinations=("offsite",))).destinations == ("offsite", "local")

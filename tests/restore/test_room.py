@@ -28,6 +28,23 @@ def test_the_need_counts_files_growth_redo_and_reserve() -> None:
     assert "100,663,296 bytes for the server's own redo log" in need.describe()
 
 
+def test_increments_count_twice_where_they_are_copied_over_what_is_there() -> None:
+    stored = {"o": StoredObject("o", MIB, "")}
+    need = measure(
+        [
+            ([entry("s/a.ibd", 10 * MIB), entry("s/n.MYD", 4 * MIB)], stored),
+            ([entry("s/a.ibd.delta", 2 * MIB), entry("s/n.MYD", 5 * MIB), entry("s/b.new", MIB)], stored),
+            ([entry("s/a.ibd.delta", 2 * MIB), entry("s/n.MYD", 5 * MIB), entry("s/b.ibd.delta", MIB)], stored),
+        ],
+        redo_applied=MIB,
+        redo_log=0,
+    )
+    # deltas each time, the part by which the MyISAM file grew, and the new table
+    assert need.growth == MIB + (2 + 1 + 1) * MIB + (2 + 1) * MIB
+    assert need.files == (14 + 8 + 8) * MIB
+    assert need.inodes == 8
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_too_little_room_is_said_in_bytes_before_anything_is_written(tmp_path: Path) -> None:
     small = tmp_path / "small"

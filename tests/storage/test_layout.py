@@ -20,6 +20,7 @@ def test_the_names_are_those_of_the_page() -> None:
     assert layout.manifest_key("shop-db1", ID) == f"servers/shop-db1/{ID}/manifest.json"
     assert layout.body_key("s", ID) == f"servers/s/{ID}/body.jsonl.zst.gpg"
     assert layout.unpack_key("s", ID) == f"servers/s/{ID}/unpack.sh.zst.gpg"
+    assert layout.config_key("s", ID) == f"servers/s/{ID}/config.tar.zst.gpg"
     assert layout.runbook_key("s", ID) == f"servers/s/{ID}/RUNBOOK.md"
     assert layout.intent_key(ID) == f"intents/{ID}.json"
     assert layout.pin_key(ID) == f"pins/{ID}.json"

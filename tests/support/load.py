@@ -10,8 +10,8 @@ from typing import Any, Self
 import pymysql
 from pymysql.connections import Connection
 
-from tests.support.mariadb import PrivateServer
 from tests.support.sample import ACCOUNTS
+from tests.support.server import Server
 
 _TRY_AGAIN = (1205, 1213)
 """Lock wait timeout, deadlock."""
@@ -21,7 +21,7 @@ class Writers:
     """``count`` clients on the sample data: transfers between accounts (their sum never changes), new and
     deleted orders, changed documents. Leaving the block stops them and raises the first error of theirs."""
 
-    def __init__(self, server: PrivateServer, count: int = 4, *, seed: int = 1) -> None:
+    def __init__(self, server: Server, count: int = 4, *, seed: int = 1) -> None:
         self._server = server
         self._stop = threading.Event()
         self._errors: list[BaseException] = []

@@ -9,10 +9,11 @@ import pymysql
 
 from tests.support.datadir import Options
 from tests.support.mariadb import PrivateServer
+from tests.support.server import Server
 
 
 @contextlib.contextmanager
-def replica_of(source: PrivateServer, *, options: Options | None = None) -> Iterator[PrivateServer]:
+def replica_of(source: Server, *, options: Options | None = None) -> Iterator[PrivateServer]:
     """A running replica of ``source`` (which must have ``tcp=True``), from its first event on, by GTID.
 
     The source's binary log must reach back to its creation. On return the replica has caught up.
@@ -31,7 +32,7 @@ def replica_of(source: PrivateServer, *, options: Options | None = None) -> Iter
         yield replica
 
 
-def catch_up(source: PrivateServer, replica: PrivateServer, timeout: float = 60.0) -> None:
+def catch_up(source: Server, replica: Server, timeout: float = 60.0) -> None:
     """Wait until ``replica`` has applied everything ``source`` has written so far."""
     position = source.scalar("SELECT @@gtid_binlog_pos")
     reached = replica.scalar("SELECT MASTER_GTID_WAIT(%s, %s)", (position, timeout))

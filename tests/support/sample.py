@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any
 
 from pymysql.connections import Connection
 
-from tests.support.mariadb import PrivateServer, query, quote_name
+from tests.support.server import Server, query, quote_name
 
 MARKER = "PLAINTEXT-MARKER-3f9d2c71"
 """A string that stands in rows of the sample; no stored object may show it."""
@@ -89,17 +90,21 @@ _PROGRAMS = (
     "CREATE EVENT shop.asleep ON SCHEDULE EVERY 1 DAY DISABLE DO DELETE FROM shop.order_log",
     "CREATE USER app@'%' IDENTIFIED BY 'App-s3cret-12'",
     "CREATE USER `read only`@localhost IDENTIFIED BY 'Read-s3cret-34'",
-    "CREATE ROLE bookkeeping",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON shop.* TO app@'%'",
     "GRANT SELECT (id, name) ON shop.customers TO `read only`@localhost",
     "GRANT EXECUTE ON PROCEDURE bank.move TO app@'%'",
+)
+_ROLES = (
+    "CREATE ROLE bookkeeping",
     "GRANT SELECT ON bank.* TO bookkeeping",
     "GRANT bookkeeping TO `read only`@localhost",
 )
+_SEQUENCE = re.compile(r"\bseq_(\d+)_to_(\d+)( [a-z]\b(?!\())?")
+_ENGINE = re.compile(r"ENGINE=(\w+)")
 
 
 def create(
-    server: PrivateServer, size: int = 4_000_000, *, seed: int = 1, threads: int = 2, binlog: bool = True
+    server: Server, size: int = 4_000_000, *, seed: int = 1, threads: int = 2, binlog: bool = True
 ) -> None:
     """Create the sample on ``server``: about ``size`` bytes of tables (at least some 2 MB).
 
@@ -109,22 +114,43 @@ def create(
     with server.connect() as connection:
         _run(
             connection,
-            [
+            spoken(
+                server,
                 *([] if binlog else ["SET sql_log_bin = 0"]),
                 *_SCHEMA,
                 *(_TEXT_TABLE.format(name=name) for name in _TEXT_TABLES),
                 *_small_rows(seed),
-            ],
+            ),
         )
         _fill(server, max(1, size // _ROW_BYTES // len(_TEXT_TABLES)), seed, threads, binlog)
-        _run(connection, ["SET sql_log_bin = 1", *_PROGRAMS])
+        _run(connection, ["SET sql_log_bin = 1", *_PROGRAMS, *(_ROLES if server.roles else ())])
+
+
+def spoken(server: Server, *statements: str) -> list[str]:
+    """``statements`` in the words of this server: its engines, and its way to count."""
+
+    def engine(match: re.Match[str]) -> str:
+        return f"ENGINE={server.engines.get(match[1], match[1])}"
+
+    said = [_ENGINE.sub(engine, statement) for statement in statements]
+    return said if server.sequences else [_SEQUENCE.sub(_counted, statement) for statement in said]
+
+
+def _counted(match: re.Match[str]) -> str:
+    """MariaDB's table seq_A_to_B as a derived table that every server understands."""
+    first, last = int(match[1]), int(match[2])
+    digits = "SELECT 0 n" + "".join(f" UNION ALL SELECT {digit}" for digit in range(1, 10))
+    places = range(len(str(last - first)))
+    number = " + ".join([str(first), *(f"d{place}.n * {10 ** place}" for place in places)])
+    tables = ", ".join(f"({digits}) d{place}" for place in places)
+    return f"(SELECT {number} AS seq FROM {tables} HAVING seq <= {last} ORDER BY seq){match[3] or ' counted'}"
 
 
 def _small_rows(seed: int) -> list[str]:
     return [
         (
             "INSERT INTO shop.customers (id, name, email, created_at) SELECT seq, CONCAT('Müller ', seq), "
-            f"CONCAT('c', seq, '-', MD5(CONCAT({seed}, seq)), '@example.com'), "
+            f"CONCAT('c', seq, '-', LEFT(SHA2(CONCAT({seed}, seq), 256), 32), '@example.com'), "
             "'2026-01-01' + INTERVAL seq MINUTE FROM seq_1_to_1000"
         ),
         (
@@ -147,13 +173,13 @@ def _small_rows(seed: int) -> list[str]:
         f"INSERT INTO archive.postcards SELECT seq, CONCAT('{MARKER} ', seq) FROM seq_1_to_500",
         (
             "INSERT INTO `größe 数据`.`таблица` "
-            f"SELECT seq, CONCAT('значение ', MD5({seed} + seq)) FROM seq_1_to_500"
+            f"SELECT seq, CONCAT('значение ', LEFT(SHA2({seed} + seq, 256), 32)) FROM seq_1_to_500"
         ),
         "INSERT INTO `größe 数据`.`naïve.tablé $1` SELECT seq, CONCAT('né ', seq) FROM seq_1_to_50",
     ]
 
 
-def _fill(server: PrivateServer, rows: int, seed: int, threads: int, binlog: bool) -> None:
+def _fill(server: Server, rows: int, seed: int, threads: int, binlog: bool) -> None:
     # Half digest (does not compress below 4 bits a character), half prose: like real tables, about 2:1.
     body = (
         f"CONCAT(SHA2(CONCAT('{seed}', '{{name}}', seq), 512), ' ', "
@@ -179,11 +205,12 @@ def _fill(server: PrivateServer, rows: int, seed: int, threads: int, binlog: boo
                         if not work:
                             return
                         name, first, last = work.pop(0)
-                    query(
-                        connection,
+                    (statement,) = spoken(
+                        server,
                         f"INSERT INTO {name} SELECT seq, seq MOD 1000, {body.format(name=name)} "
                         f"FROM seq_{first}_to_{last}",
                     )
+                    query(connection, statement)
         except BaseException as error:  # noqa: BLE001 - carried to the caller's thread below
             failures.append(error)
 
@@ -196,7 +223,7 @@ def _fill(server: PrivateServer, rows: int, seed: int, threads: int, binlog: boo
         raise failures[0]
 
 
-def create_hostile_names(server: PrivateServer) -> list[tuple[str, str]]:
+def create_hostile_names(server: Server) -> list[tuple[str, str]]:
     """Schemas and tables with names that trip programs; returns the (schema, table) pairs, 3 rows each.
 
     Spaces, quotes, backticks, dots, ``../``, leading dashes, case twins, unicode, and names whose files are
@@ -230,16 +257,17 @@ def create_hostile_names(server: PrivateServer) -> list[tuple[str, str]]:
     return names
 
 
-def create_many_tables(server: PrivateServer, count: int, schema: str = "many", *, rows: int = 20) -> None:
+def create_many_tables(server: Server, count: int, schema: str = "many", *, rows: int = 20) -> None:
     """``count`` small tables t00000, t00001, ... in one schema."""
     server.execute(f"CREATE DATABASE {quote_name(schema)}")
     with server.connect(database=schema, autocommit=False) as connection:
         for number in range(count):
-            query(
-                connection,
+            (statement,) = spoken(
+                server,
                 f"CREATE TABLE t{number:05} (id INT PRIMARY KEY, t VARCHAR(200)) ENGINE=InnoDB "
-                f"SELECT seq AS id, CONCAT('{number}-', MD5(seq)) AS t FROM seq_1_to_{rows}",
+                f"SELECT seq AS id, CONCAT('{number}-', LEFT(SHA2(seq, 256), 32)) AS t FROM seq_1_to_{rows}",
             )
+            query(connection, statement)
         connection.commit()
 
 
@@ -291,14 +319,16 @@ def describe_everything(connection: Connection[Any]) -> dict[str, list[str]]:
             "FROM information_schema.events WHERE event_schema NOT IN %s ORDER BY 1, 2",
         }.items()
     }
-    accounts = query(connection, "SELECT user, host, is_role FROM mysql.user ORDER BY 1, 2")
+    # On MariaDB a role has no host; a MySQL role is an account like others.
+    columns = query(connection, "SHOW COLUMNS FROM mysql.user LIKE 'is_role'")
+    is_role = "is_role" if columns else "'N'"
+    accounts = query(connection, f"SELECT user, host, {is_role} FROM mysql.user ORDER BY 1, 2")
     found["grants"] = [
         line
-        for user, host, is_role in accounts
+        for user, host, role in accounts
         for (line,) in query(
             connection,
-            "SHOW GRANTS FOR "
-            + (quote_name(user) if is_role == "Y" else f"{quote_name(user)}@{quote_name(host)}"),
+            "SHOW GRANTS FOR " + (quote_name(user) if role == "Y" else f"{quote_name(user)}@{quote_name(host)}"),
         )
     ]
     return found

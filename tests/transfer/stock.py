@@ -74,7 +74,8 @@ class Stock:
             return StoredObject(name, len(content), hashlib.sha256(content).hexdigest())
 
         return Header(
-            backup_id=backup_id(number), server=self.server, kind="physical-full",
+            backup_id=backup_id(number), server=self.server,
+            kind="physical-full" if parent is None else "physical-incremental",
             parent=None if parent is None else backup_id(parent), started_at=START, finished_at=START,
             recipients=("A" * 40,), stats=Stats(1, 1, 1, 1, 0), objects=items, body=side(layout.BODY, b"body"),
             unpack=side(layout.UNPACK, b"unpack"), runbook=side(layout.RUNBOOK, b"runbook"))

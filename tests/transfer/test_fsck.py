@@ -306,3 +306,23 @@ def test_everything_at_once_is_named_and_mended_as_far_as_it_goes(house: House) 
         "no-orphan-object", "no-partial-tree", "no-stale-intent", "tree-matches-manifest"}
     assert [(str(item.invariant), item.subject) for item in done.left] == [
         ("body-present", layout.runbook_key("shop", FIRST))]
+
+
+def test_an_increment_without_its_parent_is_named_and_one_whose_parent_is_marked_too(house: House) -> None:
+    third = house.stock.add(3, FILES, parent=2).backup_id
+    house.stock.add(4, FILES, parent=3)
+    catalog = [*CATALOG, CatalogView("shop", third), CatalogView("shop", backup_id(4))]
+
+    def found() -> list[tuple[str, str]]:
+        return [(str(item.invariant), item.subject) for item in examine(house.place, catalog, clock=house.clock)]
+
+    assert found() == []
+    mark(house.place, "shop", third, START)
+    assert found() == [("parent-present", backup_id(4))]
+    mark(house.place, "shop", backup_id(4), START)
+    assert found() == []
+    house.place.delete(layout.manifest_key("shop", SECOND))
+    [told] = [item for item in examine(house.place, catalog, clock=house.clock)
+              if item.invariant is Invariant.PARENT_PRESENT]
+    assert (told.subject, told.repairable) == (third, False)
+    assert f"an increment on {SECOND}, which is not here" in told.message

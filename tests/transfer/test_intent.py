@@ -53,6 +53,28 @@ def test_an_intent_is_at_every_destination_while_it_is_held_and_gone_after() -> 
     assert intent.unremoved == ()
 
 
+def test_an_intent_on_a_parent_holds_only_while_that_is_whole_and_unmarked_everywhere() -> None:
+    clock = FakeClock()
+    places = [MemoryDestination("a"), MemoryDestination("b")]
+    parent, child = backup_id(7), backup_id(8)
+    with pytest.raises(RefusedError, match="was deleted meanwhile") as refused, Intent(places, "shop", child,
+                                                                                      parents=[parent]):
+        pytest.fail("it began without its parent")
+    assert refused.value.detail.count("has no manifest") == 2
+    for place in places:
+        put(place, layout.manifest_key("shop", parent), b"manifest")
+    with Intent(places, "shop", child, parents=[parent], clock=clock) as intent:
+        assert [found.parents for place in places for found in intents(place)] == [(parent,)] * 2
+        intent.assert_held()
+        intent.beat()
+        assert intents(places[0])[0].parents == (parent,)
+        mark(places[1], "shop", parent, START)
+        with pytest.raises(RefusedError, match="was deleted meanwhile") as refused:
+            intent.assert_held()
+    assert refused.value.detail == f"{parent} at destination b is marked deleted"
+    assert [intents(place) for place in places] == [[], []]
+
+
 def test_a_failure_of_the_backup_removes_the_intent_too() -> None:
     place = MemoryDestination("a")
     with pytest.raises(ValueError, match="boom"), Intent([place], "shop", ID):

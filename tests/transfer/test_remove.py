@@ -13,7 +13,7 @@ from backupd.transfer.fsck import examine
 from backupd.transfer.intent import Intent
 from backupd.transfer.inventory import backup_ids
 from backupd.transfer.pin import Pin
-from backupd.transfer.remove import mark, marks, sweep, unmark
+from backupd.transfer.remove import Mark, mark, marked, marks, restorable_at, sweep, unmark
 from storage import layout, objects
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination
@@ -122,7 +122,8 @@ def test_a_full_stays_while_a_backup_that_stays_builds_on_it(place: MemoryDestin
     assert len(done.held) == 2
     mark(place, "shop", backup_id(3), clock())
     clock.move(days=2)
-    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(number) for number in (1, 2, 3)]
+    removed = sweep(place, clock=clock, grace=GRACE).backups
+    assert removed == [backup_id(number) for number in (3, 2, 1)], "what builds on others goes first"
     assert pool(place) == {named(b"20").name}
 
 
@@ -150,6 +151,55 @@ def test_a_backup_kept_on_purpose_stays_whatever_its_mark_says(place: MemoryDest
     kept = frozenset({("shop", backup_id(1))})
     assert sweep(place, clock=clock, grace=GRACE, kept=kept).backups == []
     assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
+
+
+def test_the_last_restorable_chain_stays_whole_though_all_of_it_is_marked(place: MemoryDestination,
+                                                                          clock: FakeClock) -> None:
+    stock = Stock(place)
+    stock.add(1, {"t": b"1"})
+    stock.add(2, {"t": b"2"}, parent=1)
+    stock.add(3, {"t": b"3"}, parent=2)
+    place.delete(layout.body_key("shop", backup_id(3)))
+    for number in (1, 2, 3):
+        mark(place, "shop", backup_id(number), clock())
+    clock.move(days=2)
+    done = sweep(place, clock=clock, grace=GRACE)
+    assert done.backups == [backup_id(3)], "it is not whole, so the one before is the last that restores"
+    assert backup_ids(place) == [("shop", backup_id(1)), ("shop", backup_id(2))]
+    assert any("last whole backup" in sentence for sentence in done.held)
+
+
+def test_an_unmarked_increment_keeps_its_parents_whatever_the_catalog_says(place: MemoryDestination,
+                                                                           clock: FakeClock) -> None:
+    stock = Stock(place)
+    for number, parent in ((1, None), (2, 1), (3, 2), (9, None)):
+        stock.add(number, {"t": b"%d" % number}, parent=parent)
+    for number in (1, 2):
+        mark(place, "shop", backup_id(number), clock())
+    done = sweep(place, clock=clock, grace=GRACE,
+                 at_once=frozenset({("shop", backup_id(1)), ("shop", backup_id(2))}))
+    assert done.backups == []
+    assert restorable_at(place, "shop", backup_id(9))
+    assert not restorable_at(place, "shop", backup_id(3)), "what it builds on is marked"
+
+
+def test_nothing_goes_while_an_intent_cannot_be_read(place: MemoryDestination, clock: FakeClock) -> None:
+    Stock(place).add(1, {"t": b"1"})
+    Stock(place).add(2, {"t": b"2"})
+    mark(place, "shop", backup_id(1), clock())
+    clock.move(days=2)
+    put(place, layout.intent_key(backup_id(7)), b"?")
+    done = sweep(place, clock=clock, grace=GRACE)
+    assert done.backups == []
+    assert "cannot be read" in done.held[0]
+
+
+def test_a_mark_says_why_and_the_first_reason_stays(place: MemoryDestination, clock: FakeClock) -> None:
+    Stock(place).add(1, {})
+    mark(place, "shop", backup_id(1), clock(), reason="retention")
+    mark(place, "shop", backup_id(1), clock(), reason="again")
+    assert marked(place) == {("shop", backup_id(1)): Mark(clock(), "retention")}
+    assert marked(place, "zoo") == {}
 
 
 def test_no_backup_of_a_server_goes_while_one_is_being_written(place: MemoryDestination, clock: FakeClock) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +13,7 @@ from backupd.transfer.gpg import short_home, stop_agent
 from backupd.transfer.openpgp import outline
 from backupd.transfer.seal import Sealer
 from backupd.transfer.unseal import Unsealer
+from tests.support.dice import thrown
 from tests.support.keys import make_home
 from tests.transfer.homes import Homes, NewHome, with_passphrase
 
@@ -32,12 +32,14 @@ def refused(homes: Homes, stored: bytes, *, limit: int = 10_000_000) -> BackupdE
     return caught.value
 
 
+_RSA, _RSA_ENCRYPT_ONLY = 1, 2
+"""Two numbers of one algorithm (RFC 4880, 9.1): the one instead of the other changes nothing."""
+
+
 @pytest.mark.parametrize("which", ["one", "two"])
 def test_every_flipped_byte_is_refused(homes: Homes, which: str) -> None:
     sealed = Sealer([getattr(homes, which)], homes.both).seal(os.urandom(100_000))
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = thrown("flipped bytes")
     head, tail = range(110), range(len(sealed) - 30, len(sealed))
     offsets = [*head, *chance.sample(range(110, len(sealed) - 30), 40), *tail]
     if which == "two":
@@ -45,6 +47,8 @@ def test_every_flipped_byte_is_refused(homes: Homes, which: str) -> None:
     for offset in offsets:
         damaged = bytearray(sealed)
         damaged[offset] ^= chance.randrange(1, 256)
+        if (sealed[offset], damaged[offset], offset) == (_RSA, _RSA_ENCRYPT_ONLY, 12):
+            continue
         refused(homes, bytes(damaged))
 
 

@@ -1,0 +1,97 @@
+"""What each kind of job does: the one table from a row of the catalog to the use case behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from backupd.app import retention, verification
+from backupd.app.backups import take_backup
+from backupd.app.jobs import live
+from backupd.app.keys import issue_due
+from backupd.app.restores import test_restore
+from backupd.app.run import JobRun, Result
+from backupd.app.wiring import Wiring, owner
+from backupd.model.backup import BackupKind
+from backupd.model.errors import BackupdError, DamagedError
+from backupd.model.job import JobKind
+from backupd.model.progress import Report, silent
+from backupd.model.proof import Phase
+
+Action = Callable[[Wiring, JobRun], Result]
+
+
+def perform(wiring: Wiring, run: JobRun) -> Result:
+    """Do what ``run.job`` asks for. Raises whatever makes it fail."""
+    return _ACTIONS[JobKind(run.job.kind)](wiring, run)
+
+
+def run_claimed(wiring: Wiring, job_id: str, token: int, report: Report = silent) -> Result:
+    """Do a job that a worker claimed under ``token`` for this process.
+
+    Raises RefusedError when the job is somebody else's by now, NotFoundError, and what makes the job fail.
+    """
+    job = wiring.catalog.jobs.adopt(job_id, token, owner(), wiring.clock())
+    return live(wiring, job, lambda run: perform(wiring, run), lambda result: result, report)
+
+
+_BACKUP_PHASES = {BackupKind.PHYSICAL_FULL: "backup", BackupKind.PHYSICAL_INCREMENTAL: "increment",
+                  BackupKind.LOGICAL: "dump"}
+"""Under which name its speed is remembered: an increment reads much and moves little."""
+
+
+def _backup(wiring: Wiring, run: JobRun) -> Result:
+    begun = time.monotonic()
+    record = take_backup(wiring, run.job.server, BackupKind(run.job.kind), run)
+    size = record.stats.bytes_source
+    # By what was taken: an increment that could not build on anything is a full backup.
+    phase = Phase(_BACKUP_PHASES[record.kind], time.monotonic() - begun, size)
+    return Result(record.id, size, (phase,))
+
+
+def _test_restore(wiring: Wiring, run: JobRun) -> Result:
+    policy = wiring.settings.server(run.job.server).policy.test_restore
+    target = str(run.job.arguments.get("target") or (policy.target if policy is not None else "latest"))
+    proof = test_restore(wiring, run.job.server, target, run.report)
+    problem = None
+    if proof.outcome == "failed":
+        failed = [f"{check.name}: {check.detail}" for check in proof.checks if check.outcome == "failed"]
+        problem = BackupdError(f"backup {proof.backup_id} did not pass its test restore to {target}",
+                               detail="\n".join([*([proof.error] if proof.error else []), *failed]),
+                               hint=f"look at its damages: backupd verify {run.job.server}; and take a new full backup")
+    # Without phases: rates count those of the proof itself.
+    return Result(proof.id, max((phase.bytes for phase in proof.phases), default=0), problem=problem)
+
+
+def _verify(wiring: Wiring, run: JobRun) -> Result:
+    begun = time.monotonic()
+    subset = run.job.arguments.get("subset")
+    outcome = verification.verify(wiring, run.job.server or None, subset, run.report)
+    problem = None
+    if not outcome.ok:
+        lines = [f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}" for damage in outcome.damages]
+        problem = DamagedError(f"{len(lines)} damages were found in stored backups", lines,
+                               hint="the next backup stores damaged objects afresh; take a full one now")
+    phase = Phase("verify", time.monotonic() - begun, outcome.bytes)
+    return Result("", outcome.bytes, (phase,), problem)
+
+
+def _challenge(wiring: Wiring, run: JobRun) -> Result:
+    issue_due(wiring, run)
+    return Result()
+
+
+def _retention(wiring: Wiring, run: JobRun) -> Result:
+    retention.apply(wiring, run.job.server, run, really=bool(run.job.arguments.get("really")))
+    return Result()
+
+
+_ACTIONS: Mapping[JobKind, Action] = {
+    JobKind.FULL: _backup,
+    JobKind.INCREMENTAL: _backup,
+    JobKind.LOGICAL: _backup,
+    JobKind.TEST_RESTORE: _test_restore,
+    JobKind.VERIFY: _verify,
+    JobKind.RETENTION: _retention,
+    JobKind.CHALLENGE: _challenge,
+}

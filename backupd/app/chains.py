@@ -1,0 +1,166 @@
+"""Increment or full? Decided before each incremental backup, and where a full one is taken instead, why.
+
+A full backup is never wrong, an increment on a parent that is gone, damaged or of another history is worthless: so
+everything that cannot be shown to be good speaks for a full one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.app.restores import measured_rates
+from backupd.app.settings import ServerSettings
+from backupd.app.wiring import Wiring
+from backupd.engine.client import Session
+from backupd.engine.history import contradiction
+from backupd.engine.physical import PhysicalTool
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.clock import format_time
+from backupd.model.errors import DamagedError, NotFoundError
+from backupd.model.manifest import Header
+from backupd.model.server import ServerInfo, Version
+from backupd.model.units import format_duration, format_size
+from backupd.recovery.chains import chain_of
+from backupd.transfer.inventory import read
+from backupd.transfer.remove import is_whole, marks
+from policies.schema import Physical
+from restore.plan import DEFAULT_RATES, bytes_of
+from restore.state import restored_at
+from storage.destination import Destination
+
+_PHASES = ("fetched", "prepared", "restored", "started")
+_WORTH_IT = 32 * 1024 * 1024
+"""Bytes. Below this a full backup instead of increments saves nobody anything: of a small server, each increment is
+mostly redo log that the server has not written to its tables yet."""
+_MAX_CHAIN: int = Physical.model_fields["max_chain"].default
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``chain``: what an increment builds on, the full backup first; empty for a full one. ``reason``: why a full one
+    is taken when an increment was due."""
+
+    kind: BackupKind
+    chain: tuple[BackupRecord, ...] = ()
+    reason: str = ""
+
+    @property
+    def parent(self) -> BackupRecord | None:
+        return self.chain[-1] if self.chain else None
+
+
+def decide(wiring: Wiring, server: ServerSettings, kind: BackupKind, info: ServerInfo, *, tool: PhysicalTool,
+           session: Session, destinations: Sequence[Destination]) -> Decision:
+    """What to take now. ``info``, ``session``: of the server as it is; ``destinations``: where the backup must go.
+
+    Reads the catalog, the destinations and the server; changes nothing. Raises ServerError, DestinationError.
+    """
+    if kind is not BackupKind.PHYSICAL_INCREMENTAL:
+        return Decision(kind)
+    try:
+        chain = _newest_chain(wiring.catalog.backups.list(server.name))
+    except (NotFoundError, DamagedError) as error:
+        return Decision(BackupKind.PHYSICAL_FULL, reason=f"{error.message} {error.detail}".strip())
+    reason = next(_objections(wiring, server, info, chain, tool=tool, session=session, destinations=destinations), "")
+    if reason:
+        return Decision(BackupKind.PHYSICAL_FULL, reason=reason)
+    return Decision(kind, chain)
+
+
+def _newest_chain(backups: Sequence[BackupRecord]) -> tuple[BackupRecord, ...]:
+    """The line of the newest physical backup, whatever its state is: an older one must not be taken up again."""
+    physical = [b for b in backups if b.kind is not BackupKind.LOGICAL]
+    if not physical:
+        return ()
+    return chain_of(max(physical, key=lambda b: (b.finished_at, b.id)).id, physical)
+
+
+def _objections(wiring: Wiring, server: ServerSettings, info: ServerInfo, chain: tuple[BackupRecord, ...], *,
+                tool: PhysicalTool, session: Session, destinations: Sequence[Destination]) -> Iterator[str]:
+    """Everything that speaks against an increment on ``chain``, cheap questions first; a caller may stop at one."""
+    if not tool.takes_increments:
+        yield f"{tool.tool.name} takes no increments"
+    if not chain:
+        yield "there is no full backup yet"
+        return
+    yield from _of_length(server, chain)
+    yield from _of_origin(info, chain[-1], tool)
+    yield from _of_time(wiring, server, chain)
+    for destination in destinations:
+        yield from _of_copies(destination, chain, tool)
+    last = chain[-1]
+    restored = restored_at(Path(info.datadir))
+    if restored is not None and restored >= last.started_at:
+        yield f"the server was restored at {format_time(restored)}, after backup {last.id}"
+    against = contradiction(session, info, last.position, last.to_lsn)
+    if against:
+        yield f"{against} (compared with backup {last.id})"
+
+
+def _of_length(server: ServerSettings, chain: tuple[BackupRecord, ...]) -> Iterator[str]:
+    most = server.policy.physical.max_chain if server.policy.physical else _MAX_CHAIN
+    increments = chain[1:]
+    if len(increments) >= most:
+        yield f"{len(increments)} increments build on {chain[0].id}, the policy's max_chain is {most}"
+    grown, full = sum(b.stats.bytes_new for b in increments), chain[0].stats.bytes_stored
+    if grown >= max(full, _WORTH_IT):
+        yield (f"the {len(increments)} increments on {chain[0].id} have grown to {format_size(grown)}, "
+               f"as large as the full backup ({format_size(full)})")
+
+
+def _of_origin(info: ServerInfo, last: BackupRecord, tool: PhysicalTool) -> Iterator[str]:
+    """Is it the same server, of the same series, with numbers to go on from?"""
+    if last.server_uuid and info.server_uuid and last.server_uuid != info.server_uuid:
+        yield f"this is another server: {last.id} was taken from {last.server_uuid}, this one is {info.server_uuid}"
+    if not last.flavour or not last.server_version:
+        yield f"it is not known which server series {last.id} was taken from"
+        return
+    before = f"{last.flavour} {Version.parse(last.server_version).series}"
+    now = f"{info.flavour} {info.version.series}"
+    if before != now:
+        yield f"the server is {now}, {last.id} was taken from {before}"
+    tools = Version.parse(last.tool_version).series if last.tool_version else "an unknown series"
+    if tools != tool.tool.version.series:
+        yield f"{tool.tool.name} is of series {tool.tool.version.series}, {last.id} was taken with {tools}"
+    if last.to_lsn <= 0:
+        yield f"{last.id} was taken by a tool that leaves nothing to go on from"
+
+
+def _of_time(wiring: Wiring, server: ServerSettings, chain: tuple[BackupRecord, ...]) -> Iterator[str]:
+    """Would a restore of the chain with one increment more, as large as the last one, take too long?"""
+    allowed = server.policy.objectives.rto
+    if allowed is None:
+        return
+    rates = {**DEFAULT_RATES, **measured_rates(wiring, server.name)}
+    increments = chain[1:]
+    sizes = [b.stats.bytes_source for b in (*chain, *increments[-1:])]
+    needed = sum(rates[name].estimate(bytes_of(name, sizes)) for name in _PHASES)
+    if needed > allowed.total_seconds():
+        yield (f"a restore of {chain[0].id} with {len(increments) + 1} increments is predicted to take "
+               f"{format_duration(needed)}, the objective (rto) is {format_duration(allowed.total_seconds())}")
+
+
+def _of_copies(destination: Destination, chain: tuple[BackupRecord, ...], tool: PhysicalTool) -> Iterator[str]:
+    """The destinations are asked, not only the catalog."""
+    marked = marks(destination)
+    for record in chain:
+        where = f"{record.id} at destination {destination.name}"
+        if record.state is BackupState.DELETED or (record.server, record.id) in marked:
+            yield f"{where} is marked as deleted"
+        copies = [copy.state for copy in record.copies if copy.destination == destination.name]
+        if record.state is BackupState.DAMAGED or "damaged" in copies:
+            yield f"{where} is known to be damaged"
+        found = read(destination, record.server, record.id)
+        if found is None:
+            yield f"{where} is gone: there is no manifest"
+        elif not isinstance(found.header, Header):
+            yield f"{where} is damaged: its manifest cannot be read"
+        elif (found.header.kind, found.header.parent, found.header.to_lsn) != (
+                str(record.kind), record.parent, record.to_lsn):
+            yield f"the manifest of {where} is not what the catalog says of it"
+        elif found.header.tool != tool.tool.name:
+            yield f"{record.id} was taken with {found.header.tool or 'an unknown tool'}, now it is {tool.tool.name}"
+        elif not is_whole(destination, record.server, record.id):
+            yield f"{where} is damaged: objects of it are missing or not as long as they were"

@@ -1,0 +1,64 @@
+"""Does this machine's clock go as time goes? Compares it with clocks that nobody can set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from backupd.model.clock import Clock
+
+NOTICED = timedelta(seconds=30)
+"""Smaller steps are a time service's work."""
+DOUBTED = timedelta(hours=1)
+"""After a larger step forward the clock is believed only once it has stood for a while."""
+PROBATION = 300.0
+"""Seconds for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """The clock was set by ``step`` (negative: back), or the machine slept for ``slept``."""
+
+    step: timedelta = timedelta(0)
+    slept: timedelta = timedelta(0)
+
+
+def _boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class ClockWatch:
+    """Look often. ``running`` gives seconds that pass while the machine runs, ``passing`` also those that it sleeps."""
+
+    def __init__(self, clock: Clock, running: Callable[[], float] = time.monotonic,
+                 passing: Callable[[], float] = _boottime) -> None:
+        self._clock, self._running, self._passing = clock, running, passing
+        self._seen: tuple[datetime, float, float] = (clock(), running(), passing())
+        self._displaced = timedelta(0)
+        self._since = passing()
+
+    def look(self) -> Jump | None:
+        """What happened to the clock since the last look; None when nothing did."""
+        wall, running, passing = self._clock(), self._running(), self._passing()
+        before, self._seen = self._seen, (wall, running, passing)
+        step = (wall - before[0]) - timedelta(seconds=passing - before[2])
+        slept = timedelta(seconds=(passing - before[2]) - (running - before[1]))
+        jump = Jump(step if abs(step) > NOTICED else timedelta(0), slept if slept > NOTICED else timedelta(0))
+        if jump.step:
+            self._displaced += jump.step
+            self._since = passing
+        elif self._displaced and passing - self._since >= PROBATION:
+            self._displaced = timedelta(0)
+        return jump if jump.step or jump.slept else None
+
+    @property
+    def doubtful(self) -> bool:
+        """Was the clock set far ahead a short while ago? Then nothing should be concluded from it yet."""
+        return self._displaced > DOUBTED
+
+    @property
+    def settled(self) -> bool:
+        """Has the clock stood since we know it for long enough to trust it more than what was written before?"""
+        return self._passing() - self._since >= PROBATION

@@ -1,0 +1,267 @@
+"""`backupd serve`: one process that follows the policies until it is told to stop.
+
+The main thread keeps the time and the service's own state; jobs run in processes of their own, which the worker
+starts and watches. All that happens is decided from the catalog, so a service that was killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+from backupd.app.clockwatch import ClockWatch, Jump
+from backupd.app.housekeeping import Housekeeper
+from backupd.app.jobs import abandon_dead
+from backupd.app.logs import say
+from backupd.app.missed import BUSY, CLOCK_MOVED, NOT_RUNNING
+from backupd.app.notify import Notifier
+from backupd.app.onwatch import LostError, OnWatch
+from backupd.app.schedule import AlarmClock
+from backupd.app.settings import Settings, load_settings
+from backupd.app.signals import Signals, Waker
+from backupd.app.timetable import Timetable
+from backupd.app.wiring import Wiring
+from backupd.app.worker import Worker
+from backupd.catalog.session import open_catalog
+from backupd.model.clock import format_time
+from backupd.model.errors import BackupdError, RefusedError
+from backupd.model.event import Event, Severity
+from backupd.model.units import format_duration
+
+TICK = 5.0
+"""Seconds between looks at the clock when nothing happens."""
+REFRESH = 20.0
+"""Seconds between looks at what others changed in the catalog."""
+STANDBY = 1.0
+"""Seconds between tries to take over."""
+GRACE = 30.0
+"""Seconds that running jobs have to end by themselves when the service stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How to serve: ``standby`` waits for another service to end; ``grace`` seconds for running jobs at the end."""
+
+    standby: bool = False
+    grace: float = GRACE
+
+
+def serve(config: Path, manner: Manner) -> int:
+    """Follow the policies until a signal ends it; gives the exit code. Raises what keeps it from beginning:
+    ConfigurationError, CatalogError, RefusedError when another service is at work."""
+    notifier = Notifier()
+    settings = load_settings(config)
+    with open_catalog(settings.catalog) as catalog, Waker() as waker:
+        return Daemon(Wiring(settings, catalog), manner, notifier, waker).run()
+
+
+class Daemon:
+    """One run of the service. Use from the main thread: it takes over the signals."""
+
+    def __init__(self, wiring: Wiring, manner: Manner, notifier: Notifier, waker: Waker) -> None:
+        self._wiring = wiring
+        self._manner = manner
+        self._notifier = notifier
+        self._waker = waker
+        self._timetable = Timetable(wiring.catalog)
+        self._clockwatch = ClockWatch(wiring.clock)
+        self._housekeeper = Housekeeper(wiring.clock(), wiring.settings.configuration.timezone)
+        self._stops = 0
+        self._reload_wanted = False
+        self._refreshed = 0.0
+        self._trouble = ""
+        self._why = NOT_RUNNING
+
+    def run(self) -> int:
+        handlers = {signal.SIGTERM: self._ask_to_stop, signal.SIGINT: self._ask_to_stop,
+                    signal.SIGHUP: self._ask_to_reload}
+        with Signals(handlers), ExitStack() as stack:
+            watch = stack.enter_context(OnWatch(self._wiring))
+            if not self._go_on_watch(watch):
+                return 0
+            worker = stack.enter_context(Worker(self._wiring))
+            alarm = stack.enter_context(AlarmClock(self._waker.wake))
+            self._begin()
+            while not self._stops:
+                try:
+                    self._round(worker, alarm, watch)
+                except LostError as lost:
+                    return self._lost(worker, lost)
+                self._waker.wait(min(TICK, (self._notifier.watchdog_seconds or TICK * 2) / 2))
+            return self._end(worker)
+
+    # -- the beginning
+
+    def _go_on_watch(self, watch: OnWatch) -> bool:
+        """Become the one service; False when asked to stop before it came to that. Raises RefusedError."""
+        told = False
+        while not self._stops:
+            try:
+                watch.begin()
+            except RefusedError as error:
+                if not self._manner.standby:
+                    raise
+                if not told:
+                    say("daemon-standby", str(error))
+                    self._notifier.ready(f"standing by: {error.message}")
+                    told = True
+            else:
+                return True
+            self._notifier.alive()
+            self._waker.wait(STANDBY)
+        return False
+
+    def _begin(self) -> None:
+        wiring = self._wiring
+        wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
+        say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
+        abandon_dead(wiring)
+        self._timetable.follow(wiring.settings, wiring.clock())
+        self._clockwatch.look()
+        self._refreshed = time.monotonic()
+        self._notifier.ready(self._status())
+
+    # -- the rounds
+
+    def _round(self, worker: Worker, alarm: AlarmClock, watch: OnWatch) -> None:
+        """Look at everything once. Raises LostError when another service has taken over."""
+        if self._reload_wanted:
+            self._reload_wanted = False
+            self._reload(worker)
+        jump = self._clockwatch.look()
+        if jump is not None:
+            self._tell_jump(jump)
+            self._why = CLOCK_MOVED
+        try:
+            if time.monotonic() - self._refreshed >= REFRESH:
+                watch.stay()
+                self._refreshed = time.monotonic()
+                self._timetable.refresh()
+                self._notifier.status(self._status())
+            self._keep_time(worker, alarm)
+            self._trouble = ""
+        except BackupdError as error:
+            # Nothing was written. It is tried again until it works: the due times wait in the catalog.
+            if self._trouble != error.message:
+                say("daemon-trouble", str(error), level=logging.ERROR)
+                self._notifier.status(error.message)
+            self._trouble = error.message
+            self._refreshed = 0.0
+        self._notifier.alive()
+
+    def _keep_time(self, worker: Worker, alarm: AlarmClock) -> None:
+        now = self._wiring.clock()
+        worker.hold(self._clockwatch.doubtful)
+        if self._clockwatch.doubtful:
+            return
+        made = self._timetable.handle(now, self._why, settled=self._clockwatch.settled)
+        self._why = BUSY
+        if made:
+            for job in made:
+                say(f"job-{job.state}", f"{job.leg}{', ' + job.message if job.message else ''}", server=job.server,
+                    job=job.id)
+            worker.wake()
+        alarm.set(self._timetable.coming())
+        self._housekeeper.look(self._wiring, now)
+
+    def _tell_jump(self, jump: Jump) -> None:
+        if jump.slept and not jump.step:
+            message = f"this machine slept for {format_duration(jump.slept.total_seconds())}"
+        else:
+            way = "back" if jump.step < timedelta(0) else "forward"
+            message = f"this machine's clock was set {way} by {format_duration(abs(jump.step.total_seconds()))}"
+        hint = ("nothing new starts until the clock has stood for five minutes" if self._clockwatch.doubtful else
+                "runs that were passed over are made up for once, none runs twice")
+        say("clock-jump", message, level=logging.WARNING)
+        self._tell(self._event("clock-jump", Severity.WARNING, message, hint=hint))
+
+    # -- settings
+
+    def _reload(self, worker: Worker) -> None:
+        self._notifier.reloading()
+        old = self._wiring.settings
+        try:
+            new = load_settings(old.file)
+            _same_place(old, new)
+            self._timetable.follow(new, self._wiring.clock())
+        except BackupdError as error:
+            say("config-refused", str(error), level=logging.ERROR)
+            self._tell(self._event("config-reloaded", Severity.ERROR, "the configuration was not reloaded: "
+                                   f"{error.message}; the one before stays in force", detail=error.detail,
+                                   hint=error.hint or "mend it, then reload again"))
+        else:
+            self._wiring = replace(self._wiring, settings=new)
+            worker.reload(self._wiring)
+            message = f"the configuration was reloaded: {_difference(old, new)}"
+            say("config-reloaded", message)
+            self._tell(self._event("config-reloaded", Severity.INFO, message))
+        self._notifier.ready(self._status())
+
+    # -- the end
+
+    def _lost(self, worker: Worker, lost: LostError) -> int:
+        """The catalog is another service's: what runs here is ended, and the rest is left to the other one."""
+        say("daemon-stopped", str(lost), level=logging.ERROR)
+        self._notifier.stopping(str(lost))
+        worker.stop()
+        return 1
+
+    def _end(self, worker: Worker) -> int:
+        worker.hold(True)
+        self._notifier.stopping("waiting for running jobs")
+        say("daemon-stopping", f"{worker.running()} jobs are running")
+        deadline = time.monotonic() + self._manner.grace
+        while worker.running() and self._stops < 2 and time.monotonic() < deadline:
+            self._waker.wait(min(0.5, deadline - time.monotonic()))
+            self._notifier.alive()
+        worker.stop()
+        self._tell(self._event("daemon-stopped", Severity.INFO, "the service was stopped"))
+        say("daemon-stopped", "bye")
+        return 0
+
+    # -- small things
+
+    def _ask_to_stop(self) -> None:
+        self._stops += 1
+        self._waker.wake()
+
+    def _ask_to_reload(self) -> None:
+        self._reload_wanted = True
+        self._waker.wake()
+
+    def _status(self) -> str:
+        coming = min(self._timetable.coming(), default=None)
+        text = f"{len(self._wiring.settings.servers)} servers"
+        return f"{text}; next: {format_time(coming)}" if coming else text
+
+    def _event(self, kind: str, severity: Severity, message: str, *, detail: str = "", hint: str = "") -> Event:
+        return Event(self._wiring.clock(), kind, severity, message, subject="service", detail=detail, hint=hint)
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self._wiring.catalog.events.add(event)
+        except BackupdError as error:
+            say(event.kind, f"the event could not be recorded: {error}", level=logging.ERROR)
+
+
+def _same_place(old: Settings, new: Settings) -> None:
+    """Raises RefusedError for changes that a running service cannot follow."""
+    for name in ("catalog", "spool"):
+        if getattr(old, name) != getattr(new, name):
+            raise RefusedError(f"`{name}` cannot change while the service runs", hint="restart it instead")
+
+
+def _difference(old: Settings, new: Settings) -> str:
+    added, gone = sorted(set(new.servers) - set(old.servers)), sorted(set(old.servers) - set(new.servers))
+    parts = [f"{len(new.servers)} servers"]
+    if added:
+        parts.append(f"new: {', '.join(added)}")
+    if gone:
+        parts.append(f"gone: {', '.join(gone)}")
+    return "; ".join(parts)

@@ -1,0 +1,125 @@
+"""When a repository will be full, from what the catalog remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from backupd.app.wiring import Wiring
+from backupd.backup.finding import Finding, from_error, warning
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.errors import BackupdError
+from backupd.model.units import format_size
+from backupd.recovery.growth import SECONDS_A_DAY, Filling, Growth, Tenant, days_until_full, fit
+
+HISTORY = timedelta(days=60)
+"""Older backups say little about how it grows now."""
+RECENT = timedelta(days=14)
+"""What was added in this time gives what is added each day."""
+SOON = 30
+"""Days: a repository that may be full within them is worth a warning."""
+_AHEAD = (7, 14, 30)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGrowth:
+    """A server's part: the growth of its data, None where too little is known."""
+
+    server: str
+    growth: Growth | None
+    stored: int
+    added: float
+
+    def as_json(self) -> dict[str, Any]:
+        growth = self.growth
+        return {"server": self.server, "bytes_stored": self.stored, "bytes_added_per_day": round(self.added),
+                "factor_per_day": growth.factor if growth else None, "samples": growth.samples if growth else 0,
+                "days": growth.days if growth else 0,
+                "bytes_source_after": {str(day): round(growth.size_after(day)) for day in _AHEAD} if growth else {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of one destination, counted from ``at``."""
+
+    destination: str
+    at: datetime
+    free: int
+    servers: tuple[ServerGrowth, ...]
+    filling: Filling
+
+    @property
+    def is_soon(self) -> bool:
+        return self.filling.earliest is not None and self.filling.earliest <= SOON
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        growing = [f"{one.server} x{one.growth.factor:.3g} a day, seen in {one.growth.samples} full backups over "
+                   f"{one.growth.days:.0f} days" for one in self.servers if one.growth is not None]
+        basis = f" ({'; '.join(growing)})" if growing else ""
+        day, earliest = self.filling.day, self.filling.earliest
+        if day is None and earliest is None:
+            return f"{format_size(self.free)} are free, enough for a year of growth as lately{basis}"
+        sooner = "" if earliest in (None, day) else f", at the earliest on {self._day(earliest)}"
+        full = f"the repository is full on {self._day(day)}" if day else "the repository may be full within a year"
+        return f"{full}{sooner}: {format_size(self.free)} are free{basis}"
+
+    def _day(self, number: int | None) -> str:
+        return f"day {number} ({self.at + timedelta(days=number or 0):%Y-%m-%d})"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"destination": self.destination, "bytes_free": self.free, "full_on_day": self.filling.day,
+                "earliest_day": self.filling.earliest, "servers": [one.as_json() for one in self.servers],
+                "text": self.text}
+
+
+def forecast(wiring: Wiring, destination: str) -> Forecast | None:
+    """Of a configured destination; None where nothing is stored or nobody knows its room. Raises DestinationError."""
+    now = wiring.clock()
+    here: dict[str, list[BackupRecord]] = {}
+    for record in wiring.catalog.backups.list():
+        if any(copy.destination == destination for copy in record.copies):
+            here.setdefault(record.server, []).append(record)
+    space = wiring.destination(destination).space() if here else None
+    if space is None:
+        return None
+    parts = [_part(server, records, destination, now) for server, records in sorted(here.items())]
+    tenants = [Tenant(part.stored, part.added, _has_rules(wiring, part.server, destination), part.growth)
+               for part in parts]
+    return Forecast(destination, now, space.free, tuple(parts), days_until_full(tenants, space.free))
+
+
+def room(wiring: Wiring, destination: str) -> list[Finding]:
+    """For `check`: a warning when the destination's repository may be full soon."""
+    try:
+        found = forecast(wiring, destination)
+    except BackupdError as error:
+        return [from_error(f"destination {destination}", error)]
+    if found is None or not found.is_soon:
+        return []
+    return [warning(f"destination {destination}", f"by its growth {found.text}",
+                    "give it more room, or keep less: `backupd policy explain` previews other rules")]
+
+
+def _part(server: str, records: Sequence[BackupRecord], destination: str, now: datetime) -> ServerGrowth:
+    """Shared objects are counted with the backup that stored them first; when that is gone, the largest of those that
+    are left tells the least that must be there."""
+    fulls = [(record.started_at, record.stats.bytes_source) for record in records
+             if record.kind is not BackupKind.PHYSICAL_INCREMENTAL and record.started_at > now - HISTORY]
+    alive = [record.stats for record in records if record.state is not BackupState.DELETED
+             and any(copy.destination == destination and copy.state != "deleted" for copy in record.copies)]
+    stored = max(sum(stats.bytes_new for stats in alive), max((stats.bytes_stored for stats in alive), default=0))
+    recent = [record for record in records if record.started_at > now - RECENT]
+    # The first backup of all stores everything; that says nothing about a day.
+    newer = recent if len(recent) < len(records) else sorted(recent, key=lambda record: record.started_at)[1:]
+    since = min((record.started_at for record in records), default=now)
+    days = max(1.0, min(RECENT, now - since).total_seconds() / SECONDS_A_DAY)
+    return ServerGrowth(server, fit(fulls), stored, sum(record.stats.bytes_new for record in newer) / days)
+
+
+def _has_rules(wiring: Wiring, server: str, destination: str) -> bool:
+    settings = wiring.settings
+    return server in settings.servers and destination in settings.server(server).policy.retention

@@ -1,0 +1,309 @@
+"""Applying the rules: what no rule keeps is marked at its destination, and goes after the grace period.
+
+It runs after each successful backup, once a day, and on demand; never after a failed one. Each destination is decided
+by itself. Nothing is marked while more than half of a server's backups at a destination would go at once, unless
+somebody confirmed it: an empty or changed policy must not cost a history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from backupd.app.adopt import adopt_unknown
+from backupd.app.deletion import DELETED, mark_copy, reconcile, sweep_locked
+from backupd.app.run import JobRun
+from backupd.app.wiring import Wiring
+from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.errors import BackupdError, DestinationFullError, NotFoundError, RefusedError
+from backupd.model.event import Event, Severity
+from backupd.model.hold import HoldKind
+from backupd.retention.decisions import Decisions
+from backupd.retention.solver import solve
+from backupd.retention.view import Stored, View
+from backupd.transfer.collect import living_intents, living_pins
+from backupd.transfer.remove import marked
+from policies.schema import Keep
+from storage.destination import Destination
+
+REASON = "retention: "
+"""What the reason of a mark begins with that the rules put."""
+REFUSED = "retention-refused"
+_MANY = 3
+_QUIET = timedelta(days=1)
+"""The same refusal is told once in this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """``marked``: ids per destination; ``held``: what a sweep left alone, and why."""
+
+    decisions: tuple[Decisions, ...]
+    marked: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    held: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"marked": {name: list(ids) for name, ids in self.marked.items()}, "held": list(self.held),
+                "destinations": [decisions.as_json() for decisions in self.decisions]}
+
+
+def preview(wiring: Wiring, server: str, *, now: datetime, future: Sequence[Stored] = ()) -> tuple[Decisions, ...]:
+    """What the rules say, one for each destination; changes nothing. ``future``: backups that do not exist yet, as if
+    every destination held them.
+
+    Raises NotFoundError for a server that is neither configured nor has any backup.
+    """
+    records = wiring.catalog.backups.list(server)
+    if server not in wiring.settings.servers and not records:
+        wiring.settings.server(server)
+    return tuple(_decide(wiring, server, name, records, now, future) for name in _places(wiring, server, records))
+
+
+def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> Applied:
+    """Mark what expired, sweep what is due. ``really``: also when it is more than half of all there is.
+
+    Raises RefusedError (with an event) when it is too much at once, and whatever keeps it from a destination, after
+    the others were done.
+    """
+    with wiring.removing():
+        troubles: list[BackupdError] = []
+        opened: list[Destination] = []
+        known = wiring.catalog.backups.list(server)
+        for name in _places(wiring, server, known):
+            run.check()
+            try:
+                opened.append(_brought_up_to_date(wiring, name, server))
+            except BackupdError as error:
+                if _holds(known, name):
+                    troubles.append(error)
+        records = wiring.catalog.backups.list(server)
+        decided = [(destination, _decide(wiring, server, destination.name, records, wiring.clock(), ()))
+                   for destination in opened]
+        if not really:
+            _refuse_mass(wiring, [decisions for _destination, decisions in decided], run)
+        expired: dict[str, tuple[str, ...]] = {}
+        held: list[str] = []
+        for destination, decisions in decided:
+            run.check()
+            run.fence()
+            _tell_stopped(wiring, decisions, run)
+            expired[destination.name] = _mark_expired(wiring, destination, decisions, records)
+            held += sweep_locked(wiring, destination).held
+        if troubles:
+            raise troubles[0]
+        return Applied(tuple(decisions for _destination, decisions in decided), expired, tuple(held))
+
+
+def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: JobRun) -> bool:
+    """Apply the rules of every server at a full destination, as if the run that filled it did not exist, and sweep what
+    they expired without waiting for the grace period, the oldest chain first, until ``needed_bytes`` are free (0: all
+    of it). What a person marked waits as ever. Is there room now that was not there before?
+    """
+    with wiring.removing():
+        destination = _opened(wiring, destination_name)
+        reconcile(wiring, destination)
+        # First of all what the failed run left: a mark needs room, too.
+        removed = sweep_locked(wiring, destination).backups
+        for server in wiring.catalog.backups.servers():
+            run.check()
+            adopt_unknown(wiring, destination, server)
+            records = wiring.catalog.backups.list(server)
+            decisions = _decide(wiring, server, destination_name, records, wiring.clock(), ())
+            try:
+                _refuse_mass(wiring, [decisions], run)
+            except RefusedError:
+                continue  # told as an event; the other servers may have enough to give
+            _tell_stopped(wiring, decisions, run)
+            _mark_expired(wiring, destination, decisions, records)
+        waived: list[str] = []
+        for chain in _expired_chains(wiring, destination):
+            if needed_bytes and _free(destination) >= needed_bytes:
+                break
+            run.check()
+            waived += sweep_locked(wiring, destination, at_once=chain).backups
+        if waived:
+            wiring.catalog.events.add(Event(
+                at=wiring.clock(), kind="grace-waived", severity=Severity.WARNING, server=run.job.server,
+                subject=destination_name, job_id=run.job.id,
+                message=f"destination {destination_name} was full: {len(waived)} expired backups went at once, without "
+                        "their grace period", detail=", ".join(waived),
+                hint=f"give {destination_name} more room, or keep less there"))
+        # What the failed run itself left behind was collected, too, and is no room that was not there before.
+        return _free(destination) >= needed_bytes if needed_bytes else bool(removed or waived)
+
+
+def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
+    """After a run that failed for lack of room: make some, so that it can be tried again. Raises DestinationFullError
+    that says what to do when nothing may be deleted."""
+    if make_room(wiring, error.destination, 0, run):
+        return
+    told = []
+    for server in wiring.catalog.backups.servers():
+        records = wiring.catalog.backups.list(server)
+        decisions = _decide(wiring, server, error.destination, records, wiring.clock(), ())
+        told += [f"{server}: {one.backup.id} stays: {one.reasons[0]}" for one in decisions.kept[:_MANY]]
+        told += [f"{server}: and {len(decisions.kept) - _MANY} more"] if len(decisions.kept) > _MANY else []
+        if decisions.expired:
+            told.append(f"{server}: {len(decisions.expired)} expired, but that is more than half at once: backupd "
+                        f"retention {server} --apply --really lets them go")
+    raise DestinationFullError(
+        f"destination {error.destination} is full, and nothing there may be deleted",
+        detail="\n".join([error.message, *told]), destination=error.destination,
+        hint=f"give {error.destination} more room, or shorten its rules in the policy (`backupd retention "
+             f"{run.job.server}` shows what each backup is kept for); `backupd backups delete ID --now` removes one "
+             "that you can do without") from error
+
+
+def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[tuple[str, str]]]:
+    """What the rules have marked here, by the full backup it builds on, the oldest first."""
+    by_id = {record.id: record for record in wiring.catalog.backups.list()}
+    chains: dict[str, set[tuple[str, str]]] = {}
+    for owner, mark in marked(destination).items():
+        if mark.reason.startswith(REASON):
+            root = owner[1]
+            seen = {root}
+            while (record := by_id.get(root)) is not None and record.parent in by_id and record.parent not in seen:
+                root = record.parent
+                seen.add(root)
+            chains.setdefault(root, set()).add(owner)
+    order = sorted(chains, key=lambda root: (by_id[root].finished_at if root in by_id else wiring.clock(), root))
+    return [frozenset(chains[root]) for root in order]
+
+
+def _free(destination: Destination) -> int:
+    space = destination.space()
+    return space.free if space is not None else 0
+
+
+def _places(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> tuple[str, ...]:
+    """Where the server's backups go by its policy, then where else the catalog knows some."""
+    names: list[str] = []
+    if server in wiring.settings.servers:
+        settings = wiring.settings.server(server)
+        names += [*settings.required, *settings.others]
+    names += sorted({copy.destination for record in records for copy in record.copies})
+    return tuple(dict.fromkeys(names))
+
+
+def _holds(records: Iterable[BackupRecord], place: str) -> bool:
+    return any(copy.destination == place for record in records for copy in record.copies)
+
+
+def _opened(wiring: Wiring, name: str) -> Destination:
+    destination = wiring.destination(name)
+    if not destination.is_initialised():
+        raise NotFoundError(f"destination {name} is no repository", hint="is its file system mounted?")
+    return destination
+
+
+def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:
+    """The catalog may be wrong in both directions, so the destination is asked first."""
+    destination = _opened(wiring, name)
+    reconcile(wiring, destination)
+    adopt_unknown(wiring, destination, server)
+    return destination
+
+
+def _decide(wiring: Wiring, server: str, place: str, records: Iterable[BackupRecord], now: datetime,
+            future: Sequence[Stored]) -> Decisions:
+    settings = wiring.settings
+    zone = settings.configuration.timezone
+    keep: Keep | None = None
+    unconfigured = ""
+    if server not in settings.servers:
+        unconfigured = f"server {server} is not configured any more, so what is left of it is kept"
+    elif place not in settings.destinations:
+        unconfigured = f"destination {place} is not configured any more, so it keeps everything"
+    else:
+        policy = settings.server(server).policy
+        keep, zone = policy.retention.get(place), policy.timing.timezone or zone
+    reading, building = _in_use(wiring, server, place)
+    view = View(server, place, (*_stored(wiring, server, place, records), *future), being_read=reading,
+                built_on=building, unconfigured=unconfigured,
+                hold="; ".join(hold.text for hold in wiring.catalog.holds.of(server, HoldKind.HOLD)))
+    return solve(view, keep, now=now, zone=ZoneInfo(zone))
+
+
+def _stored(wiring: Wiring, server: str, place: str, records: Iterable[BackupRecord]) -> tuple[Stored, ...]:
+    proved: dict[str, datetime | None] = {}
+    for proof in wiring.catalog.proofs.list(server):  # newest first: a later failure takes an earlier success back
+        proved.setdefault(proof.backup_id, None if proof.outcome == "failed" else proof.finished_at)
+    return tuple(
+        Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
+               usable=copy.state == "complete", pinned=record.pinned, proved_at=proved.get(record.id),
+               marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored)
+        for record in records for copy in record.copies if copy.destination == place)
+
+
+def _in_use(wiring: Wiring, server: str, place: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Ids that restores read, and that running backups build on. Nothing where the destination cannot be asked: then
+    nothing can be marked there either."""
+    try:
+        destination = _opened(wiring, place)
+        now = wiring.clock()
+        reading = {name for lease in living_pins(destination, now) for owner, name in lease.backups if owner == server}
+        building = {name for lease in living_intents(destination, now) for name in lease.parents}
+    except BackupdError:
+        return frozenset(), frozenset()
+    return frozenset(reading), frozenset(building)
+
+
+def _mark_expired(wiring: Wiring, destination: Destination, decisions: Decisions,
+                  records: Iterable[BackupRecord]) -> tuple[str, ...]:
+    """Newest first, so that what builds on another is marked before it. What the catalog calls deleted and nobody has
+    marked, because the process died, is marked now; its grace period begins."""
+    by_id = {record.id: record for record in records}
+    for decision in decisions.expired:
+        mark_copy(wiring, destination, by_id[decision.backup.id], REASON + "; ".join(decision.reasons))
+    notes = marked(destination, decisions.server)
+    for decision in decisions.backups:
+        name = decision.backup.id
+        if decision.backup.marked and not decision.keep and (decisions.server, name) not in notes:
+            mark_copy(wiring, destination, by_id[name], "its deletion was begun and not finished")
+    return tuple(decision.backup.id for decision in decisions.expired)
+
+
+def _refuse_mass(wiring: Wiring, found: Iterable[Decisions], run: JobRun) -> None:
+    told = []
+    for decisions in found:
+        alive = sum(1 for decision in decisions.backups if not decision.backup.marked)
+        if len(decisions.expired) > _MANY and 2 * len(decisions.expired) > alive:
+            share = f"{len(decisions.expired)} of {alive} backups of {decisions.server}"
+            told.append((decisions, f"{share} at destination {decisions.destination} would expire at once"))
+    if not told:
+        return
+    server = told[0][0].server
+    hint = (f"look at them: backupd retention {server}; if that is right, backupd retention {server} --apply --really "
+            "lets them go")
+    for decisions, text in told:
+        _refuse(wiring, decisions, run, text, ", ".join(one.backup.id for one in decisions.expired), hint)
+    raise RefusedError("retention was not applied: more than half of what there is would go",
+                       detail="\n".join(text for _decisions, text in told), hint=hint)
+
+
+def _tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
+    """An event when a hold, or being the newest proved chain, keeps what the rules would expire."""
+    if not decisions.stopped:
+        return
+    count, server = len(decisions.stopped), decisions.server
+    if decisions.hold:
+        why, hint = f"a hold keeps {count} backups", f"`backupd hold {server} --release` lets the rules go on"
+    else:
+        why = f"the newest proved chain keeps {count} backups"
+        hint = f"prove a newer backup: backupd test-restore {server}"
+    _refuse(wiring, decisions, run, f"{why} of {server} at destination {decisions.destination} that the rules would "
+            "expire", "\n".join([*([decisions.hold] if decisions.hold else []), ", ".join(decisions.stopped)]), hint)
+
+
+def _refuse(wiring: Wiring, decisions: Decisions, run: JobRun, message: str, detail: str, hint: str) -> None:
+    now = wiring.clock()
+    for event in wiring.catalog.events.list(server=decisions.server, kind=REFUSED, limit=10):
+        if event.at > now - _QUIET and (event.subject, event.message, event.detail) == (
+                decisions.destination, message, detail):
+            return
+    wiring.catalog.events.add(Event(
+        at=now, kind=REFUSED, severity=Severity.WARNING, server=decisions.server, subject=decisions.destination,
+        message=message, detail=detail, hint=hint, job_id=run.job.id))

@@ -1,0 +1,126 @@
+"""``backupd jobs``: list, show, log, cancel; and the hidden command that a worker starts for each job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from backupd.cli.backups import ListByDefault
+from backupd.cli.options import AnyServer, Config, Json, remember
+from backupd.cli.session import session
+from backupd.model.job import JobKind, JobRecord, JobState
+from backupd.model.units import format_duration, format_size
+
+SHOWN = 40
+"""Rows of a list unless more are asked for."""
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of a job, as `backupd jobs` lists it.")]
+
+app = typer.Typer(
+    cls=ListByDefault,
+    help="List jobs; show one, read its log, cancel it.",
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@app.callback()
+def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    remember(context, config, as_json)
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    server: AnyServer = None,
+    state: Annotated[JobState | None, typer.Option("--state", help="Only those in this state.")] = None,
+    kind: Annotated[JobKind | None, typer.Option("--kind", help="Only those of this kind.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = SHOWN,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """List jobs, newest first (also without the word `list`)."""
+    with session(context, config, as_json) as run:
+        records = run.service.jobs(server, kind=kind, state=state, limit=limit)
+        run.screen.document([record.as_json() for record in records])
+        if not records:
+            run.screen.line("no jobs")
+            return
+        run.screen.table(("ID", "SERVER", "KIND", "STATE", "TOOK", "DATA", "WHY"), map(_row, records),
+                         right=("TOOK", "DATA"))
+
+
+def _row(record: JobRecord) -> tuple[str, ...]:
+    why = record.message
+    if record.state is JobState.RUNNING:
+        why = _progress(record.progress)
+    return (record.id, record.server, record.kind, str(record.state), _took(record),
+            format_size(record.bytes) if record.bytes else "", why)
+
+
+def _took(record: JobRecord) -> str:
+    if record.started_at is None or record.finished_at is None:
+        return ""
+    return format_duration(max((record.finished_at - record.started_at).total_seconds(), 0.0))
+
+
+def _progress(progress: Mapping[str, Any] | None) -> str:
+    """``copy: 1.2 GiB of 2.3 GiB, 120 files, 5.0s left``"""
+    if not progress:
+        return ""
+    words = []
+    if progress["bytes"] or progress["bytes_total"]:
+        total = f" of {format_size(progress['bytes_total'])}" if progress["bytes_total"] else ""
+        words.append(format_size(progress["bytes"]) + total)
+    if progress["files"]:
+        total = f" of {progress['files_total']}" if progress["files_total"] else ""
+        words.append(f"{progress['files']}{total} files")
+    if progress["seconds_left"] is not None:
+        words.append(f"{format_duration(progress['seconds_left'])} left")
+    return f"{progress['phase']}: {', '.join(words)}" if words else str(progress["phase"])
+
+
+@app.command()
+def show(context: typer.Context, job_id: JobId, config: Config = None, as_json: Json = False) -> None:
+    """Show everything that is known of a job."""
+    with session(context, config, as_json) as run:
+        record = run.service.job(job_id)
+        document = record.as_json()
+        run.screen.document(document)
+        from backupd.cli.render import show_mapping
+
+        show_mapping(run.screen, {**document, "progress": _progress(record.progress) or None})
+
+
+@app.command()
+def log(context: typer.Context, job_id: JobId, config: Config = None, as_json: Json = False) -> None:
+    """Print the log of a job: what it did and what its tools said."""
+    with session(context, config, as_json) as run:
+        text = run.service.job_log(job_id)
+        run.screen.document({"id": job_id, "log": text})
+        run.screen.text(text)
+
+
+@app.command()
+def cancel(context: typer.Context, job_id: JobId, config: Config = None, as_json: Json = False) -> None:
+    """Cancel a job that waits, or stop one that runs; a stopped backup leaves nothing behind."""
+    with session(context, config, as_json) as run:
+        record = run.service.cancel_job(job_id)
+        run.screen.done = f"{job_id} was cancelled"
+        run.screen.document(record.as_json())
+        run.screen.line(f"{job_id} is cancelled" if record.state is JobState.CANCELLED else
+                        f"{job_id} was asked to stop; `backupd jobs show {job_id}` tells when it has")
+
+
+def run_job(
+    context: typer.Context,
+    job_id: JobId,
+    token: Annotated[int, typer.Option("--token", help="Under which the worker claimed it.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Do a job that a worker has claimed. The worker starts this; people do not."""
+    with session(context, config, as_json) as run:
+        run.service.run_job(job_id, token)

@@ -1,0 +1,99 @@
+"""``backupd keys``: who opens the backups, and whether they still can."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from backupd.cli.options import Config, Json, remember
+from backupd.cli.session import session
+
+app = typer.Typer(
+    help="Keys: list them, challenge their holders, take their answers.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@app.callback()
+def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    """List the keys: when each was last proved, when it expires, and how many backups depend on it."""
+    remember(context, config, as_json)
+    if context.invoked_subcommand is None:
+        list_(context, config, as_json)
+
+
+@app.command("list")
+def list_(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    """List the keys (also without the word `list`)."""
+    with session(context, config, as_json) as run:
+        states = run.service.keys()
+        run.screen.document([state.as_json() for state in states])
+        rows = []
+        for state in states:
+            info = state.info
+            expires = f"{info.expires_at:%Y-%m-%d}" if info and info.expires_at else "never" if info else "-"
+            proved = f"{state.proved_at:%Y-%m-%d} by {state.proved_by}" if state.proved_at else "never"
+            due = "-" if info is None else "OVERDUE" if state.overdue else (
+                f"{state.due_at:%Y-%m-%d}" if state.due_at else "now")
+            alone = f"{state.backups.total} ({state.backups.alone} only by it)"
+            rows.append((state.name if info else "(not configured)", state.fingerprint, expires, proved, due, alone))
+        run.screen.table(("key", "fingerprint", "expires", "proved", "due", "backups"), rows)
+        for state in states:
+            if state.info is None and not state.here:
+                run.screen.line(f"{state.fingerprint}: keep this secret key until its backups are gone", style="yellow")
+            if state.info and (state.info.problem or state.info.warning):
+                run.screen.line(f"{state.info.problem or state.info.warning}", style="yellow")
+            if state.waiting:
+                run.screen.line(f"{state.name}: challenge {state.waiting[0].id} waits for an answer")
+
+
+@app.command()
+def challenge(
+    context: typer.Context,
+    recipient: Annotated[
+        str | None, typer.Option("--recipient", metavar="NAME", show_default=False, help="Only this key.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the sealed messages, to be sent on.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Seal a random phrase for each key; its holder decrypts it with `gpg -d` and answers."""
+    with session(context, config, as_json) as run:
+        issued = run.service.challenge_keys(recipient)
+        run.screen.done = "challenges were issued"
+        run.screen.document([one.as_json() for one in issued])
+        for one in issued:
+            asked = one.challenge
+            if asked is None:
+                run.screen.line(f"{one.name}: no challenge could be sealed: {one.problem}", style="yellow")
+            elif asked.answered_at:
+                run.screen.line(f"{one.name}: proved, but only for the copy of the key on this machine")
+            else:
+                if one.problem:
+                    run.screen.line(f"{one.name}: {one.problem}", style="yellow")
+                run.screen.line(f"{one.name}: where the key is:  gpg -d {one.file}")
+                run.screen.line(f"  then here:  backupd keys answer {asked.id}")
+                if show:
+                    run.screen.text(one.armored)
+        if any(one.challenge is None or one.problem for one in issued):
+            raise typer.Exit(1)
+
+
+@app.command()
+def answer(
+    context: typer.Context,
+    challenge_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the challenge.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Give the phrase of a challenge: on stdin, or when asked for it."""
+    with session(context, config, as_json) as run:
+        phrase = typer.prompt("phrase", err=True) if sys.stdin.isatty() else sys.stdin.read(4096)
+        done = run.service.answer_challenge(challenge_id, phrase)
+        run.screen.done = "the answer was recorded"
+        run.screen.document(done.as_json())
+        run.screen.line(f"the key of {done.name} is proved")

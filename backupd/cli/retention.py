@@ -1,0 +1,176 @@
+"""``backupd retention``, ``hold``, ``pause`` and ``resume``: what is deleted and started by rule, and what is not.
+
+Documents: ``retention`` gives ``{"server", "applied", "destinations": [Decisions]}``, with ``--apply`` also ``marked``
+(ids by destination) and ``held``. Decisions: ``server``, ``destination``, ``at``, ``hold``, ``keep``, ``expire``,
+``bytes_expire``, ``note``, ``backups`` (``id``, ``kind``, ``parent``, ``finished_at``, ``bytes``, ``marked``, ``keep``,
+``rules``, ``reasons``), ``binlogs`` (``name``, ``from``, ``to``, ``bytes``, ``keep``, ``reasons``), ``recoverable``
+(``from``, ``to``, ``base``), ``stopped`` (ids that only a hold or the newest proof keeps), ``warnings``. ``hold`` and
+``pause`` give the hold (``server``, ``kind``, ``reason``, ``by``, ``since``), without a server the list of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from backupd.cli.options import Config, Json, Server
+from backupd.cli.screen import Screen
+from backupd.cli.session import session
+from backupd.model.clock import format_time
+from backupd.model.hold import EVERY_SERVER, HoldKind
+from backupd.model.units import format_size
+
+if TYPE_CHECKING:
+    from backupd.app.service import Service
+    from backupd.model.hold import Hold
+    from backupd.retention.decisions import Decisions
+
+MaybeServer = Annotated[
+    str | None, typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server.")
+]
+Everyone = Annotated[bool, typer.Option("--all", help="Every server, also those that are added later.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", show_default=False, help="Why; others will ask.")]
+
+
+def retention(
+    context: typer.Context,
+    server: Server,
+    apply: Annotated[bool, typer.Option("--apply", help="Mark what expired; it goes after the grace period.")] = False,
+    really: Annotated[bool, typer.Option("--really", help="Even when more than half of all backups would go.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Show what the rules keep and what they let go, and why. Changes nothing without --apply."""
+    if really and not apply:
+        raise typer.BadParameter("--really means nothing without --apply")
+    with session(context, config, as_json) as run:
+        extra: dict[str, Any] = {}
+        if apply:
+            from backupd.cli.progress import reporting
+
+            with reporting() as report:
+                applied = run.service.apply_retention(server, report, really=really)
+            run.screen.done = "the rules were applied"
+            found, extra = applied.decisions, applied.as_json()
+        else:
+            found = run.service.retention(server)
+        run.screen.document({"server": server, "applied": apply,
+                             "destinations": [decisions.as_json() for decisions in found], **extra})
+        for decisions in found:
+            _show(run.screen, decisions, applied=apply)
+        for sentence in extra.get("held", ()):
+            run.screen.line(f"not removed yet: {sentence}", style="yellow")
+        if not found:
+            run.screen.line("no destination holds anything of this server")
+        elif not apply and any(decisions.expired for decisions in found):
+            run.screen.line(f"-> nothing was changed; `backupd retention {server} --apply` marks what expired")
+
+
+def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
+    gone = "are marked as deleted now" if applied else "would expire"
+    screen.line(f"{decisions.destination}: {len(decisions.kept)} stay, {len(decisions.expired)} {gone} "
+                f"({format_size(decisions.bytes_expired)} named by them, shared objects counted too)", style="bold")
+    rows = []
+    for decision in decisions.backups:
+        backup = decision.backup
+        word = "keep" if decision.keep else "deleted" if backup.marked else "EXPIRE"
+        rows.append((word, backup.id, str(backup.kind).removeprefix("physical-"), format_time(backup.finished_at)[:16],
+                     "; ".join(decision.reasons)))
+    screen.table(("", "ID", "KIND", "FINISHED", "WHY"), rows)
+    for run in decisions.runs:
+        screen.line(f"{'keep' if run.keep else 'EXPIRE'} binary logs {run.run.name}: {run.reason}")
+    if decisions.hold:
+        screen.line(f"on hold: {decisions.hold}", style="yellow")
+    for text in decisions.warnings:
+        screen.line(f"warning: {text}", style="yellow")
+    screen.line()
+
+
+def hold(
+    context: typer.Context,
+    server: MaybeServer = None,
+    everyone: Everyone = False,
+    reason: Reason = "",
+    release: Annotated[bool, typer.Option("--release", help="Let the rules go on.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Keep everything of a server: nothing of it is deleted until it is released. Alone: list holds and pauses."""
+    whom = _whom(server, everyone, needed=False)
+    if whom is None and (release or reason):
+        raise typer.BadParameter("name a server, or say --all")
+    with session(context, config, as_json) as run:
+        if whom is None:
+            _list(run.screen, run.service.holds())
+        elif release:
+            _release(run.service, run.screen, whom, HoldKind.HOLD)
+        else:
+            found = run.service.hold(whom, reason)
+            run.screen.document(found.as_json())
+            run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.reason}")
+
+
+def pause(
+    context: typer.Context,
+    server: MaybeServer = None,
+    everyone: Everyone = False,
+    reason: Reason = "",
+    stop_running: Annotated[bool, typer.Option("--stop-running", help="And stop what runs or waits.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Start nothing of a server by itself until it is resumed."""
+    whom = _whom(server, everyone, needed=True) or ""
+    with session(context, config, as_json) as run:
+        found = run.service.pause(whom, reason, stop_running=stop_running)
+        run.screen.done = f"{_named(whom)} was paused"
+        run.screen.document(found.as_json())
+        run.screen.line(f"nothing of {_named(whom)} starts by itself from now on: {found.pause.reason}")
+        for job in found.stopped:
+            run.screen.line(f"asked to stop: job {job}")
+        for problem in found.problems:
+            run.screen.line(f"NOT asked to stop: job {problem}", style="bold red")
+        if found.problems:
+            raise typer.Exit(1)
+
+
+def resume(
+    context: typer.Context,
+    server: MaybeServer = None,
+    everyone: Everyone = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Let a paused server's jobs start by themselves again."""
+    whom = _whom(server, everyone, needed=True) or ""
+    with session(context, config, as_json) as run:
+        _release(run.service, run.screen, whom, HoldKind.PAUSE)
+
+
+def _whom(server: str | None, everyone: bool, *, needed: bool) -> str | None:
+    if server is not None and everyone:
+        raise typer.BadParameter("name a server or say --all, not both")
+    if needed and server is None and not everyone:
+        raise typer.BadParameter("name a server, or say --all")
+    return EVERY_SERVER if everyone else server
+
+
+def _release(service: Service, screen: Screen, whom: str, kind: HoldKind) -> None:
+    service.release(whom, kind)
+    word = "released" if kind is HoldKind.HOLD else "resumed"
+    screen.document({"server": whom, "kind": str(kind), "released": True})
+    screen.line(f"{_named(whom)} is {word}")
+
+
+def _list(screen: Screen, found: tuple[Hold, ...]) -> None:
+    screen.document([one.as_json() for one in found])
+    if not found:
+        screen.line("no holds and no pauses")
+        return
+    screen.table(("SERVER", "WHAT", "REASON", "BY", "SINCE"),
+                 ((one.server, str(one.kind), one.reason, one.set_by, format_time(one.since)) for one in found))
+
+
+def _named(server: str) -> str:
+    return "every server" if server == EVERY_SERVER else server

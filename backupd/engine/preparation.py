@@ -1,0 +1,102 @@
+"""What the tools' prepare runs have in common: their command line, and what is looked at before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from backupd.engine.defaults import read_option_file
+from backupd.engine.physical import PrepareStep
+from backupd.engine.receipts import BACKUP_CNF, read_receipts
+from backupd.engine.sandbox import can_confine, confine
+from backupd.engine.streaming import COMPLETED
+from backupd.model.errors import DamagedError, StreamError, ToolError
+from backupd.model.server import Receipts, Tool
+from backupd.process.command import Command
+
+FETCH_AGAIN = "fetch the backup again, from another destination if there is one"
+_MIB = 1024 * 1024
+
+
+def prepare_step(
+    tool: Tool, title: str, base: Path, increment: Path | None, *, memory: int, switches: Sequence[str] = ()
+) -> PrepareStep:
+    """One run of ``--prepare``; ``memory`` in bytes. backup-my.cnf is named, because page size and layout of the
+    system tablespace stand in it, and nothing but it may be read."""
+    argv = [
+        tool.path,
+        f"--defaults-file={base / BACKUP_CNF}",
+        "--prepare",
+        *switches,
+        f"--target-dir={base}",
+        f"--use-memory={max(memory // _MIB, 1)}M",
+    ]
+    if increment is not None:
+        argv.append(f"--incremental-dir={increment}")
+    plain = Command(tuple(argv), cwd=base)
+    # The tool renames files from the increment to the base, which two mounts of their own would forbid.
+    writable = [base] if increment is None else sorted({base.parent, increment.parent})
+    command = confine(plain, writable=writable, readable=key_files(base)) if can_confine(tool.path) else plain
+    return PrepareStep(title, command, plain)
+
+
+def key_files(base: Path) -> tuple[Path, ...]:
+    """Files outside of the backup that its key plugin reads, as backup-my.cnf names them."""
+    options = read_option_file(base / BACKUP_CNF, ("mysqld", "mariadb", "mariadbd")).options
+    named = [
+        Path(option.value)
+        for option in options
+        if option.value and option.name.startswith("file-key-management-") and option.value.startswith("/")
+    ]
+    return tuple(path for path in named if path.exists())
+
+
+def check_chain(base: Path, increments: Sequence[Path], *, redo: str, startable: Sequence[str]) -> None:
+    """Does each backup of a chain continue the one before it, with its receipts and its redo (a file called
+    ``redo``)? ``startable``: what the backup_type of ``base`` may be. Raises DamagedError naming everything that is
+    wrong: the tools prepare a backup without its tables, and some apply increments in any order."""
+    damages: list[str] = []
+    previous: Receipts | None = None
+    for folder in (base, *increments):
+        wanted = ("incremental",) if previous is not None or folder is not base else tuple(startable)
+        try:
+            receipts = read_receipts(folder)
+        except (StreamError, OSError) as error:
+            damages.append(f"{folder}: {error.message if isinstance(error, StreamError) else error}")
+            continue
+        if receipts.backup_type not in wanted:
+            damages.append(f"{folder}: backup_type is {receipts.backup_type}, not {' or '.join(wanted)}")
+        if previous is not None and receipts.from_lsn != previous.to_lsn:
+            damages.append(f"{folder} continues at {receipts.from_lsn}, the backup before it ends at {previous.to_lsn}")
+        if not (folder / redo).is_file():
+            damages.append(f"{folder / redo} is missing")
+        previous = receipts
+    if damages:
+        raise DamagedError("this is not a backup that can be prepared", damages, hint="fetch the backup again")
+
+
+def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[str]) -> None:
+    """Did every step of a prepare end well by its own words? ``silent``: texts that tell of trouble over which the
+    tool still says "completed OK!". Raises ToolError."""
+    for log in logs:
+        lines = [line for line in log.splitlines() if line.strip()]
+        if not lines or not lines[-1].rstrip().endswith(COMPLETED):
+            tail = "\n".join(lines[-20:])
+            raise ToolError(f"{tool.name} did not end its work on {base} with {COMPLETED!r}", detail=tail)
+        bad = [line for line in lines if any(mark in line for mark in silent)]
+        if bad:
+            raise ToolError(
+                f"{tool.name} prepared {base}, but not completely", detail="\n".join(bad[:20]), hint=FETCH_AGAIN
+            )
+
+
+def size_of_redo(base: Path, redo: str) -> int:
+    """Bytes of the file called ``redo``. Raises ToolError when it is not there."""
+    try:
+        return (base / redo).stat().st_size
+    except FileNotFoundError:
+        raise no_redo(base, redo) from None
+
+
+def no_redo(base: Path, redo: str) -> ToolError:
+    return ToolError(f"{base / redo} is missing: this is not a complete backup", hint="fetch the backup again")

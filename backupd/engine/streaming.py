@@ -1,0 +1,207 @@
+"""What the physical tools have in common: one run with --stream=xbstream, taken apart as it runs.
+
+A run is good when the tool exited with 0, its last line ends in "completed OK!", every file of the stream ended, and
+the receipts, which it writes last, are there and tell of the backup that was asked for. Nothing less is enough: a
+stream that is cut between two files looks complete, and the tools exit with 0 over several kinds of trouble.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backupd.engine.client import Connection
+from backupd.engine.lockwatch import LockWatch
+from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, Hole, Remove, Rename
+from backupd.engine.receipts import ReceiptCollector, ReceiptNames, parse_receipts
+from backupd.engine.xbstream import Dialect, demultiplex
+from backupd.model.errors import CancelledError, StreamError, ToolError, ToolMissingError
+from backupd.model.server import Receipts, Tool
+from backupd.process.command import Command
+from backupd.process.optionfile import option_file
+from backupd.process.pipeline import Pipeline
+
+COMPLETED = "completed OK!"
+OPEN_FILES = 65536
+"""The tools keep every tablespace open while they copy; the system's own limit still holds."""
+_FOREIGN = (".qp", ".lz4", ".zst", ".xbcrypt")
+"""What xtrabackup appends to names when an option makes it compress or encrypt."""
+
+Groups = Mapping[str, Mapping[str, str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Empty folders of one run: ``target`` must be named although everything goes to stdout, ``lsn`` gets copies of
+    the receipts."""
+
+    target: Path
+    lsn: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingTool:
+    """What differs between the tools. ``arguments``: the command line after the option file and before the common
+    part; ``groups``: the content of that file; ``login_file``: the variable that names another file with credentials,
+    which the tool would read on its own; ``hints``: what the tool prints, and what helps; ``lock_seconds``: how long
+    it may wait for a lock that stops all writers, None where it takes no such lock."""
+
+    tool: Tool
+    names: ReceiptNames
+    dialect: Dialect
+    arguments: Callable[[CaptureRequest], Sequence[str]]
+    hints: Mapping[str, str] = field(default_factory=dict)
+    groups: Callable[[Connection], Groups] = Connection.option_groups
+    login_file: str = ""
+    lock_seconds: float | None = None
+    runtime: Path | None = None
+
+
+class StreamingCapture:
+    """One ``--backup --stream=xbstream``."""
+
+    def __init__(self, made: StreamingTool, request: CaptureRequest) -> None:
+        self.tool = made.tool
+        self._made = made
+        self._request = request
+        self._stack = contextlib.ExitStack()
+        self._pipeline: Pipeline | None = None
+        self._watch: LockWatch | None = None
+        self._last_line = ""
+        self._receipts: Receipts | None = None
+        self._log_tail = ""
+
+    @property
+    def log_tail(self) -> str:
+        if self._pipeline is not None:
+            self._log_tail = self._pipeline.stderr_tail(self._program)
+        return self._log_tail
+
+    def __enter__(self) -> Self:
+        """Start the tool. Raises ToolMissingError, ToolError when it cannot be started, ServerError, ValueError for
+        a used workdir."""
+        request = self._request
+        if any(request.workdir.iterdir()):
+            raise ValueError(f"{request.workdir} is not empty")
+        folders = Folders(request.workdir / "target", request.workdir / "lsn")
+        for folder in (folders.target, folders.lsn):
+            folder.mkdir(mode=0o700)
+        arguments = tuple(self._made.arguments(request))
+        groups = self._made.groups(request.connection)
+        with contextlib.ExitStack() as stack:
+            path = stack.enter_context(option_file(groups, directory=self._made.runtime))
+            argv = (self.tool.path, f"--defaults-file={path}", *arguments, *self._common(folders))
+            name = self._made.login_file
+            command = Command(argv, env={name: str(request.workdir / "no-such-file")} if name else {})
+            self._pipeline = Pipeline([command], on_stderr=self._heard, log=request.log, cancel=request.cancel)
+            if self._made.lock_seconds is not None:
+                self._watch = stack.enter_context(
+                    LockWatch(request.connection, self._pipeline.kill, seconds=self._made.lock_seconds)
+                )
+            stack.enter_context(self._pipeline)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def events(self) -> Iterator[FileEvent]:
+        if self._pipeline is None:
+            raise ValueError("the capture was not entered")
+        collector = ReceiptCollector()
+        for event in self._stream(self._pipeline):
+            if isinstance(event, Data):
+                collector.data(event.path, event.payload)
+            elif isinstance(event, End):
+                collector.end(event.path)
+            elif isinstance(event, Remove | Rename) and event.path in self._made.names.all:
+                raise StreamError(f"{self.tool.name} took back {event.path}", detail=self.log_tail)
+            yield event
+        self._receipts = self._verified(collector)
+
+    def receipts(self) -> Receipts:
+        if self._receipts is None:
+            raise ValueError("the capture has not ended yet")
+        return self._receipts
+
+    def _stream(self, pipeline: Pipeline) -> Iterator[FileEvent]:
+        try:
+            for event in demultiplex(pipeline, self._made.dialect):
+                if isinstance(event, Data | Hole | End) and event.path.endswith(_FOREIGN):
+                    raise StreamError(
+                        f"{self.tool.name} compresses or encrypts what it writes: {event.path}",
+                        hint="an option of its own is in force; only the option file that backupd makes may be read:"
+                        " is the program a wrapper script?",
+                    )
+                yield event
+        except ToolMissingError:
+            raise
+        except ToolError as error:
+            hints = self._made.hints
+            hint = next((hint for mark, hint in hints.items() if mark in error.detail), error.hint)
+            raise ToolError(error.message, detail=error.detail, hint=hint) from error
+        except CancelledError as error:
+            if self._watch is None or not self._watch.expired:
+                raise
+            raise ToolError(
+                f"{self.tool.name} did not get its lock within {self._made.lock_seconds:g} s and was stopped,"
+                " because all writers wait behind it",
+                detail="\n".join(text for text in (self.log_tail, self._watch.trouble) if text),
+                hint="a long statement is in its way: SHOW PROCESSLIST names it; take the backup when it has ended"
+                + ("; look there for a FLUSH TABLES that is still waiting, and kill it" if self._watch.trouble else ""),
+            ) from error
+
+    def _verified(self, collector: ReceiptCollector) -> Receipts:
+        name = self.tool.name
+        if not self._last_line.rstrip().endswith(COMPLETED):
+            raise ToolError(
+                f"{name} exited with 0 but did not say {COMPLETED!r}",
+                detail=self.log_tail,
+                hint="its last lines tell why; nothing was kept of this backup",
+            )
+        try:
+            receipts = parse_receipts(collector.files)
+        except StreamError as error:
+            raise StreamError(error.message, detail=self.log_tail, hint=error.hint) from error
+        expected = "full-backuped" if self._request.incremental_lsn is None else "incremental"
+        if receipts.backup_type != expected:
+            raise StreamError(f"{name} made a backup of type {receipts.backup_type}, not {expected}")
+        since = self._request.incremental_lsn or 0
+        if receipts.from_lsn != since or receipts.to_lsn < since:
+            raise StreamError(f"{name} made a backup from {receipts.from_lsn} to {receipts.to_lsn}, not since {since}",
+                              hint="the server is not the one that the backup before it was taken from: take a full")
+        return receipts
+
+    def _heard(self, line: str) -> None:
+        if line.strip():
+            self._last_line = line
+        if self._watch is not None:
+            self._watch.heard(line)
+        if self._request.on_stderr is not None:
+            self._request.on_stderr(line)
+
+    @property
+    def _program(self) -> str:
+        return Path(self.tool.path).name
+
+    def _common(self, folders: Folders) -> tuple[str, ...]:
+        request = self._request
+        argv = [
+            "--backup",
+            "--stream=xbstream",
+            f"--target-dir={folders.target}",
+            f"--extra-lsndir={folders.lsn}",
+            f"--parallel={max(request.parallel, 1)}",
+            f"--open-files-limit={OPEN_FILES}",
+        ]
+        if request.incremental_lsn is not None:
+            argv.append(f"--incremental-lsn={request.incremental_lsn}")
+        if request.replica:
+            argv.append("--slave-info")
+        return tuple(argv)

@@ -1,0 +1,213 @@
+"""What one server's backups at one destination become under its rules. Pure: no clock, no file, no catalog.
+
+Only what could be restored from this destination counts for a rule: sound, unmarked, with everything it builds on, and
+not of the future. So a damaged copy never pushes a good one out. A backup stays while anything wants it, and what it
+builds on stays with it; whatever the rules say, the newest restorable and the newest proved backup stay too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, tzinfo
+
+from backupd.model.backup import BackupKind
+from backupd.model.clock import format_time
+from backupd.retention.decisions import Decision, Decisions, Ground, RunDecision
+from backupd.retention.recoverable import gaps, recoverable
+from backupd.retention.rules import Families, Rule, Window, family, rules_of
+from backupd.retention.view import Stored, View
+from policies.schema import Keep
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+def solve(view: View, keep: Keep | None, *, now: datetime, zone: tzinfo) -> Decisions:
+    """Decide about everything in ``view``. ``keep`` None: the destination has no rules and keeps everything.
+
+    ``zone``: whose days, weeks and months count. The order of the input does not matter; solving again after the
+    decisions were carried out expires nothing more.
+    """
+    return _Solution(view, keep, now, zone).run()
+
+
+class _Solution:
+    def __init__(self, view: View, keep: Keep | None, now: datetime, zone: tzinfo) -> None:
+        self._view, self._now = view, now
+        self._backups = sorted(view.backups, key=lambda backup: (backup.finished_at, backup.id), reverse=True)
+        self._by_id = {backup.id: backup for backup in reversed(self._backups)}
+        self._problems = problems(self._by_id)
+        self._counting = [backup for backup in self._backups
+                          if not self._problems[backup.id] and backup.finished_at <= now]
+        self._families: Families = tuple(
+            [backup for backup in self._counting if family(backup) is logical] for logical in (False, True))
+        self._rules: tuple[Rule, ...] = () if keep is None else rules_of(keep, self._families, now=now, zone=zone)
+        self._has_rules = keep is not None
+        self._grounds: dict[str, list[Ground]] = {}
+        self._warnings: list[str] = []
+
+    def run(self) -> Decisions:
+        self._wanted()
+        self._with_parents()
+        firmly = set(self._grounds)
+        self._newest_proved()
+        self._with_parents()
+        stopped = [backup.id for backup in self._backups if backup.id in self._grounds and backup.id not in firmly]
+        if self._view.hold:
+            stopped += self._hold()
+        self._complain()
+        runs = self._runs()
+        window = self._window
+        # A dump may leave tables out, so it is what moments begin with only where there is nothing else.
+        leg = self._families[0] or self._families[1]
+        kept = [backup for backup in reversed(leg) if backup.id in self._grounds]
+        spans = recoverable(kept, [run.run for run in runs if run.keep],
+                            since=window.start if window else None, now=self._now)
+        if window:
+            self._warnings += gaps(spans, window, self._families, self._now, has_logs=bool(runs))
+        return Decisions(
+            server=self._view.server, destination=self._view.destination, at=self._now,
+            backups=tuple(Decision(backup, tuple(self._grounds.get(backup.id, ())), self._why_not)
+                          for backup in self._backups),
+            runs=runs, recoverable=spans, stopped=tuple(stopped), hold=self._view.hold,
+            warnings=tuple(self._warnings))
+
+    @property
+    def _window(self) -> Window | None:
+        return next((rule for rule in self._rules if isinstance(rule, Window)), None)
+
+    def _note(self, backup_id: str, rule: str, text: str) -> None:
+        self._grounds.setdefault(backup_id, []).append(Ground(rule, text))
+
+    def _wanted(self) -> None:
+        """Everything that something wants for its own sake."""
+        view = self._view
+        for rule in self._rules:
+            for backup_id, text in rule.kept.items():
+                self._note(backup_id, rule.name, text)
+        for backups in self._families:
+            if backups:
+                self._note(backups[0].id, "newest", "it is the newest restorable backup here: that is never deleted")
+        everything = Ground("everything", view.unconfigured or "this destination has no rules, so it keeps everything")
+        newest = {family(backups[0]): backups[0].finished_at for backups in self._families if backups}
+        for backup in self._backups:
+            if backup.pinned:
+                self._note(backup.id, "pinned", "it is kept on purpose (`backupd backups keep`)")
+            if backup.id in view.being_read:
+                self._note(backup.id, "read", "a restore is reading it")
+            if backup.id in view.built_on:
+                self._note(backup.id, "building", "a backup that builds on it is being written")
+            if backup.marked:
+                continue
+            if not self._has_rules:
+                self._grounds.setdefault(backup.id, []).append(everything)
+            if backup.finished_at > self._now:
+                self._note(backup.id, "future", f"it ended at {format_time(backup.finished_at)}, which this clock has "
+                                                "not reached: a clock is wrong, so no rule is applied to it")
+            elif self._problems[backup.id] and backup.finished_at > newest.get(family(backup), _NEVER):
+                self._note(backup.id, "remains", f"{self._problems[backup.id]}, but no restorable one here is newer: "
+                                                 "what is left of it may be all there is of its time")
+
+    def _newest_proved(self) -> None:
+        for backups in self._families:
+            proved = next((backup for backup in backups if backup.proved_at is not None), None)
+            if proved is not None and proved.proved_at is not None:
+                self._note(proved.id, "proved", "it is the newest one here that a test restore proved "
+                                                f"({format_time(proved.proved_at)}): that is never deleted")
+
+    def _with_parents(self) -> None:
+        """What a kept backup builds on is kept, however many steps away."""
+        for backup in self._backups:
+            if backup.id not in self._grounds:
+                continue
+            child = backup
+            while child.parent is not None and (parent := self._by_id.get(child.parent)) is not None:
+                grounds = self._grounds.get(parent.id)
+                if grounds is not None:
+                    break  # it is kept already; what it builds on follows from itself
+                self._note(parent.id, "parent", f"{backup.id} is kept and builds on it")
+                child = parent
+
+    def _hold(self) -> list[str]:
+        held = [backup.id for backup in self._backups if backup.id not in self._grounds]
+        for backup_id in held:
+            self._note(backup_id, "hold", f"nothing of {self._view.server} is deleted: {self._view.hold}")
+        return [backup_id for backup_id in held if not self._by_id[backup_id].marked]
+
+    def _complain(self) -> None:
+        future = [b.id for b in self._backups if b.finished_at > self._now]
+        if future:
+            self._warnings.append(f"{_named(future)} ended in the future: was this host's clock set back?")
+        broken = [b.id for b in self._backups if self._problems[b.id] and not b.marked]
+        if broken and self._has_rules:
+            self._warnings.append(f"{_named(broken)} cannot be restored from here and count for no rule: "
+                                  f"{self._problems[broken[0]]}")
+        for backup in self._backups:
+            if backup.marked and backup.id in self._grounds and not self._view.hold:
+                self._warnings.append(f"{backup.id} is marked deleted here, but {self._grounds[backup.id][0].text}; "
+                                      f"backupd backups undelete {backup.id} takes the mark away")
+
+    def _why_not(self, backup: Stored) -> tuple[str, ...]:
+        if backup.marked:
+            return ("it is marked deleted here already",)
+        problem = self._problems[backup.id]
+        if problem:
+            return (f"{problem}, so it counts for no rule, and a newer restorable backup is here",)
+        return tuple(rule.denied(backup) for rule in self._rules)
+
+    def _runs(self) -> tuple[RunDecision, ...]:
+        """Binary logs stay from the backup on with which the window begins; without a window, from the newest
+        restorable one on."""
+        runs = sorted(self._view.runs, key=lambda run: (run.first_at, run.name))
+        window = self._window
+        bases = window.bases if window else [backups[0] for backups in self._families if backups]
+        if not self._has_rules or self._view.hold or not bases:
+            why = self._view.hold or self._view.unconfigured or (
+                "there is no restorable backup here, so nothing says which logs are needed" if self._has_rules
+                else "this destination has no rules, so it keeps everything")
+            return tuple(RunDecision(run, keep=True, reason=why) for run in runs)
+        base = min(bases, key=lambda backup: (backup.started_at, backup.id))
+        cut = base.started_at if window is None else min(base.started_at, window.start)
+        since = f"{base.id}, which began at {format_time(base.started_at)}"
+        return tuple(
+            RunDecision(run, keep=True, reason=f"it is needed to go on from {since}") if run.last_at >= cut
+            else RunDecision(run, keep=False, reason=f"it ended before {since}, the oldest backup to go on from")
+            for run in runs)
+
+
+def problems(by_id: dict[str, Stored]) -> dict[str, str]:
+    """Of each backup why it could not be restored from here; empty where it could. Quickest with parents first."""
+    found: dict[str, str] = {}
+    for start in by_id.values():
+        if start.parent is None or start.parent in found:
+            found[start.id] = _problem(start, by_id, found)
+            continue
+        path: list[Stored] = []
+        backup: Stored | None = start
+        seen: set[str] = set()
+        while backup is not None and backup.id not in found and backup.id not in seen:
+            seen.add(backup.id)
+            path.append(backup)
+            backup = by_id.get(backup.parent) if backup.parent is not None else None
+        for one in reversed(path):
+            found[one.id] = _problem(one, by_id, found)
+    return found
+
+
+def _problem(backup: Stored, by_id: dict[str, Stored], found: dict[str, str]) -> str:
+    if backup.marked:
+        return "it is marked deleted here"
+    if not backup.usable:
+        return "this copy is damaged"
+    if backup.parent is None:
+        return "it is an increment of nobody knows what" if backup.kind is BackupKind.PHYSICAL_INCREMENTAL else ""
+    if backup.parent not in by_id:
+        return f"it builds on {backup.parent}, which is not here"
+    above = found.get(backup.parent, "it builds on itself")
+    if not above or above.startswith("it builds on"):
+        return above
+    return f"it builds on {backup.parent}: {above}"
+
+
+def _named(ids: Iterable[str]) -> str:
+    names = list(ids)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,56 @@
+"""What the solver looks at: one server's backups and binary logs at one destination."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from backupd.model.backup import BackupKind
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One backup's copy at the destination.
+
+    ``usable``: as far as is known everything of this copy is there and sound; what it builds on is not asked.
+    ``marked``: marked deleted here, so no longer offered. ``proved_at``: when a test restore of it last succeeded, None
+    when none did or a later one failed. ``bytes``: stored by it, shared objects included.
+    """
+
+    id: str
+    kind: BackupKind
+    parent: str | None
+    started_at: datetime
+    finished_at: datetime
+    usable: bool = True
+    marked: bool = False
+    pinned: bool = False
+    proved_at: datetime | None = None
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogRun:
+    """Binary logs without a gap: every moment from ``first_at`` to ``last_at`` can be replayed onto an earlier backup
+    that lies between the two."""
+
+    name: str
+    first_at: datetime
+    last_at: datetime
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """``being_read``: ids that running restores read here; ``built_on``: ids that running backups build on.
+    ``hold``: why nothing of the server may be deleted, empty when it may. ``unconfigured``: why there are no rules.
+    """
+
+    server: str
+    destination: str
+    backups: tuple[Stored, ...]
+    runs: tuple[BinlogRun, ...] = ()
+    being_read: frozenset[str] = frozenset()
+    built_on: frozenset[str] = frozenset()
+    hold: str = ""
+    unconfigured: str = ""

@@ -1,0 +1,159 @@
+"""1,000 servers scheduled by the real service: processor time in a quiet minute, how late jobs are queued, how long a
+rebuild takes; and what happens when every server is due in the same second.
+
+Part of ``make bench``. No job starts: a job of this process takes the only slot. What is measured is the service alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from backupd.app.schedule import AlarmClock, all_legs, start_of
+from backupd.app.settings import load_settings
+from backupd.app.timetable import Timetable
+from backupd.app.wiring import owner
+from backupd.catalog.session import Catalog, open_catalog
+from backupd.model.ids import new_id
+from backupd.model.job import JobRecord, JobState
+from tests.support.places import short_directory
+
+SERVERS = 1000
+MINUTE = 60.0
+POLICY = """\
+physical: {{full: "30 2 * * *", incremental: "{minute} * * * *"}}
+destinations: {{required: [local]}}
+retention: {{local: {{keep_fulls: 2}}}}
+test_restore: {{schedule: "0 6 * * *"}}
+timing: {{timezone: Europe/Berlin}}
+"""
+STEADY = {f"at{minute:02}": POLICY.format(minute=minute) for minute in range(60)}
+"""Increments come each hour, at another minute for each policy: 17 starts a minute. The rest comes daily."""
+BURST = {name: POLICY.format(minute="*") for name in STEADY}
+
+
+def main() -> None:
+    with short_directory() as base:
+        config = write(base, STEADY)
+        rebuild(config)
+        with open_catalog(f"sqlite:///{base}/catalog.db") as catalog:
+            occupy(catalog)
+            with (base / "log").open("wb") as log, subprocess.Popen(
+                    [str(Path(sys.executable).with_name("backupd")), "--config", str(config), "serve"],
+                    stderr=log, env={**os.environ, "BACKUPD_RUNTIME": str(base / "run")}) as service:
+                try:
+                    steady(service, catalog, config, base)
+                    burst(service, catalog, base)
+                finally:
+                    service.terminate()
+                    service.wait(60)
+
+
+def write(base: Path, policies: Mapping[str, str]) -> Path:
+    (base / "policies").mkdir(exist_ok=True)
+    for name, text in policies.items():
+        (base / "policies" / f"{name}.yaml").write_text(text)
+    servers = "".join(f"  db{number:04}: {{socket: {base}/no.sock, user: nobody, policy: at{number % 60:02}}}\n"
+                      for number in range(SERVERS))
+    config = base / "backupd.yaml"
+    config.write_text(f"catalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\nservers:\n{servers}"
+                      f"destinations:\n  local: {{type: filesystem, path: {base}/repository}}\n"
+                      f"encryption: {{gnupg_home: {base}/gnupg, recipients: [ops@example.com]}}\n"
+                      "concurrency: {jobs: 1}\n")
+    return config
+
+
+def occupy(catalog: Catalog) -> None:
+    now = datetime.now(UTC)
+    catalog.jobs.add(JobRecord(id=new_id(now), kind="verify", server="", state=JobState.RUNNING, queued_at=now,
+                               started_at=now, owner=owner(), token=1))
+
+
+def rebuild(config: Path) -> None:
+    """From files to an alarm clock that is set, in this process."""
+    begun = time.perf_counter()
+    settings = load_settings(config)
+    read = time.perf_counter()
+    with open_catalog(settings.catalog) as catalog, AlarmClock(lambda: None) as alarm:
+        opened = time.perf_counter()
+        timetable = Timetable(catalog)
+        timetable.follow(settings, datetime.now(UTC))
+        alarm.set(timetable.coming())
+        done = time.perf_counter()
+    print(f"scheduling: {SERVERS} servers, {len(all_legs(settings))} legs: configuration read in {read - begun:.2f} s, "
+          f"schedules rebuilt in {done - opened:.2f} s")
+
+
+def steady(service: subprocess.Popen[bytes], catalog: Catalog, config: Path, base: Path) -> None:
+    wait_for(lambda: b"daemon-started" in (base / "log").read_bytes())
+    time.sleep(10)  # its beginning is over then
+    legs = {leg.key: leg for leg in all_legs(load_settings(config))}
+    before, begun = processor_seconds(service.pid), time.monotonic()
+    seen = watch(catalog, begun + MINUTE)
+    share = (processor_seconds(service.pid) - before) / (time.monotonic() - begun)
+    drifts = [(moment - start_of(legs[job.server, job.leg], job.due_at)).total_seconds()
+              for job, moment in seen if job.due_at is not None]
+    print(f"scheduling: a minute at work: {share:.1%} of one core; {tell(drifts)}")
+
+
+def burst(service: subprocess.Popen[bytes], catalog: Catalog, base: Path) -> None:
+    """Every server in the same second, then the same again while all of them wait."""
+    write(base, BURST)
+    begun = time.monotonic()
+    service.send_signal(signal.SIGHUP)
+    wait_for(lambda: b"config-reloaded" in (base / "log").read_bytes())
+    print(f"scheduling: a reload of everything took {time.monotonic() - begun:.2f} s")
+    now = datetime.now(UTC)
+    if now.second > 50:
+        time.sleep(15)
+    due = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(minutes=1)
+    before = processor_seconds(service.pid)
+    seen = watch(catalog, time.monotonic() + (due - datetime.now(UTC)).total_seconds() + 10)
+    drifts = [(moment - due).total_seconds() for job, moment in seen if job.due_at == due]
+    print(f"scheduling: {SERVERS} servers due in one second: {tell(drifts)}; "
+          f"{processor_seconds(service.pid) - before:.1f} s of one core")
+
+
+def watch(catalog: Catalog, until: float) -> list[tuple[JobRecord, datetime]]:
+    """Jobs that appear in the catalog, each with when it was seen there first."""
+    begun = datetime.now(UTC)
+    known = {job.id for job in catalog.jobs.list()}
+    seen = []
+    while time.monotonic() < until:
+        fresh = [job for job in catalog.jobs.list(since=begun) if job.id not in known]
+        now = datetime.now(UTC)
+        seen += [(job, now) for job in fresh]
+        known |= {job.id for job in fresh}
+        time.sleep(0.05)
+    return seen
+
+
+def tell(drifts: list[float]) -> str:
+    if not drifts:
+        return "no starts"
+    return (f"{len(drifts)} starts, queued {statistics.median(drifts):.2f} s (median) to {max(drifts):.2f} s (last) "
+            "after their time")
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError("the service did not come that far")
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()

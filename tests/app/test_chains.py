@@ -1,0 +1,253 @@
+"""Increment or full: decided with a real server, real backups and a real catalog; only the answer is asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backupd.app.adopt import adopt_unknown
+from backupd.app.backups import take_backup
+from backupd.app.chains import Decision, decide
+from backupd.app.run import JobRun
+from backupd.app.settings import load_settings
+from backupd.app.wiring import Wiring, utc_now
+from backupd.catalog.session import open_catalog, upgrade
+from backupd.engine.physical import PhysicalTool
+from backupd.engine.probe import examine
+from backupd.engine.toolset import physical_tool
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.errors import RefusedError
+from backupd.model.ids import new_id
+from backupd.model.job import JobRecord, JobState
+from backupd.model.progress import Progress, Report, silent
+from backupd.model.server import ServerInfo, Version
+from backupd.transfer.fsck import repair
+from backupd.transfer.intent import intents
+from backupd.transfer.inventory import backup_ids
+from backupd.transfer.manifestio import load_header
+from backupd.transfer.remove import mark, unmark
+from storage import layout
+from tests.e2e.house import SERVER, House
+from tests.support.keys import Keys
+from tests.support.mariadb import PrivateServer
+from tests.support.places import short_directory
+
+INCREMENT = BackupKind.PHYSICAL_INCREMENTAL
+
+
+class Desk:
+    """A house asked from within: ``records`` are a full backup and two increments."""
+
+    def __init__(self, house: House, wiring: Wiring) -> None:
+        self.house, self.wiring = house, wiring
+        self.records: list[BackupRecord] = []
+
+    @property
+    def destination(self) -> Any:
+        return self.wiring.destination("local")
+
+    def take(self, kind: BackupKind = INCREMENT, report: Report = silent) -> BackupRecord:
+        now = utc_now()
+        job = JobRecord(id=new_id(now), kind=str(kind), server=SERVER, state=JobState.RUNNING, queued_at=now)
+        return take_backup(self.wiring, SERVER, kind, JobRun(job, report))
+
+    def decide(self, *, kind: BackupKind = INCREMENT, increments: bool = True,
+               info: Callable[[ServerInfo], ServerInfo] = lambda info: info,
+               policy: str = "", tool: str = "") -> Decision:
+        self.house.policy_extra = policy
+        self.house.write()
+        wiring = Wiring(load_settings(self.house.config), self.wiring.catalog)
+        server = wiring.settings.server(SERVER)
+        with server.connection().connect() as session:
+            found = examine(session).info
+            asked: Any = _Other(physical_tool(found), tool, takes_increments=increments)
+            return decide(wiring, server, kind, info(found), tool=asked, session=session,
+                          destinations=(self.destination,))
+
+    @contextmanager
+    def recorded(self, record: BackupRecord, **changes: Any) -> Iterator[None]:
+        """The catalog says something else of ``record`` for a while."""
+        backups = self.wiring.catalog.backups
+        backups.add(replace(record, **changes), replace=True)
+        try:
+            yield
+        finally:
+            backups.add(record, replace=True)
+
+
+class _Other:
+    """A tool of another ``name``, or one that takes no increments, as CLONE does not."""
+
+    def __init__(self, tool: PhysicalTool, name: str, *, takes_increments: bool) -> None:
+        self.tool = replace(tool.tool, name=name or tool.tool.name)
+        self.takes_increments = takes_increments
+
+
+@pytest.fixture(scope="module")
+def desk(keys: Keys) -> Iterator[Desk]:
+    with short_directory() as base, PrivateServer() as server, pytest.MonkeyPatch.context() as patch:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY AUTO_INCREMENT)")
+        house = House(base, server, keys, policy_extra="witness: {enabled: false}\n")
+        for name, value in house.environment().items():
+            patch.setenv(name, value)
+        settings = load_settings(house.config)
+        upgrade(settings.catalog)
+        with open_catalog(settings.catalog) as catalog:
+            found = Desk(house, Wiring(settings, catalog))
+            for _ in range(3):
+                server.execute("INSERT INTO d.t VALUES ()")
+                found.records.append(found.take())
+            yield found
+
+
+def test_the_first_increment_is_a_full_backup_and_each_next_one_builds_on_the_newest(desk: Desk) -> None:
+    full, first, second = desk.records
+    assert (full.kind, full.reason) == (BackupKind.PHYSICAL_FULL, "there is no full backup yet")
+    assert any("a full backup was taken where an increment was due" in text for text in full.warnings)
+    for parent, child in ((full, first), (first, second)):
+        assert (child.kind, child.parent, child.reason) == (INCREMENT, parent.id, "")
+        assert (child.from_lsn, child.server_uuid) == (parent.to_lsn, full.server_uuid)
+        header = load_header(desk.destination, SERVER, child.id)
+        assert (header.kind, header.parent, header.to_lsn) == (str(INCREMENT), parent.id, child.to_lsn)
+        assert header.server_uuid == child.server_uuid != ""
+    assert desk.decide() == Decision(INCREMENT, tuple(desk.records))
+    assert desk.decide(kind=BackupKind.PHYSICAL_FULL) == Decision(BackupKind.PHYSICAL_FULL)
+
+
+def test_rows_of_increments_are_made_again_from_their_manifests(desk: Desk) -> None:
+    record = desk.records[2]
+    desk.wiring.catalog.backups.remove(record.id)
+    assert adopt_unknown(desk.wiring, desk.destination) == [record.id]
+    assert desk.wiring.catalog.backups.get(record.id) == replace(record, warnings=desk.wiring.catalog.backups.get(
+        record.id).warnings)
+    assert desk.decide().parent == desk.wiring.catalog.backups.get(record.id)
+
+
+def refused(decision: Decision, *words: str) -> None:
+    assert (decision.kind, decision.chain) == (BackupKind.PHYSICAL_FULL, ())
+    for word in words:
+        assert word in decision.reason, decision.reason
+
+
+def test_a_chain_of_the_policys_length_ends(desk: Desk) -> None:
+    physical = desk.house.base / "policies/gold.yaml"
+    for most, kind in ((3, INCREMENT), (2, BackupKind.PHYSICAL_FULL), (0, BackupKind.PHYSICAL_FULL)):
+        desk.house.policy_extra = ""
+        desk.house.write()
+        text = physical.read_text().replace('full: "0 2 * * *"', f'full: "0 2 * * *", max_chain: {most}')
+        physical.write_text(text)
+        server = load_settings(desk.house.config).server(SERVER)
+        with server.connection().connect() as session:
+            info = examine(session).info
+            found = decide(desk.wiring, server, INCREMENT, info, tool=physical_tool(info), session=session,
+                           destinations=(desk.destination,))
+        assert found.kind is kind, most
+        if kind is not INCREMENT:
+            refused(found, f"max_chain is {most}")
+
+
+def test_increments_as_large_as_the_full_backup_end_the_chain(desk: Desk) -> None:
+    full, first, _second = desk.records
+    large = replace(first.stats, bytes_new=max(full.stats.bytes_stored, 33 * 1024 * 1024))
+    with desk.recorded(first, stats=large):
+        refused(desk.decide(), "2 increments", "as large as the full backup")
+    with desk.recorded(first, stats=replace(first.stats, bytes_new=full.stats.bytes_stored)):
+        assert desk.decide().kind is INCREMENT, "of a few megabytes nothing can be saved"
+
+
+def test_a_restore_that_would_take_longer_than_the_objective_ends_the_chain(desk: Desk) -> None:
+    refused(desk.decide(policy="objectives: {rto: 1s}\n"), "3 increments", "the objective (rto) is 1.0s")
+    assert desk.decide(policy="objectives: {rto: 1h}\n").kind is INCREMENT
+
+
+def test_another_server_tool_or_series_is_noticed(desk: Desk) -> None:
+    refused(desk.decide(increments=False), "takes no increments")
+    refused(desk.decide(info=lambda info: replace(info, server_uuid="somebody-else")), "another server")
+    refused(desk.decide(info=lambda info: replace(info, version=Version(11, 4, 2))), "mariadb 11.4", "mariadb 10.11")
+    last = desk.records[2]
+    assert load_header(desk.destination, SERVER, last.id).tool == "mariadb-backup"
+    refused(desk.decide(tool="clone"), "was taken with mariadb-backup, now it is clone")
+    with desk.recorded(last, tool_version="10.6.1"):
+        refused(desk.decide(), "taken with 10.6")
+    with desk.recorded(last, flavour="", server_version=""):
+        refused(desk.decide(), "not known which server series")
+
+
+def test_a_server_that_was_restored_or_lost_its_log_is_noticed(desk: Desk) -> None:
+    last = desk.records[2]
+    marker = desk.house.server.datadir / ".backupd-restore.json"
+    marker.touch()
+    refused(desk.decide(), "the server was restored at", last.id)
+    marker.unlink()
+    with desk.recorded(last, position=replace(last.position, pos=last.position.pos + 10**6)):
+        refused(desk.decide(), "began again", last.id)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_member_that_is_gone_damaged_or_marked_at_a_destination_is_noticed(
+    desk: Desk, number: int, short_tmp: Path
+) -> None:
+    record = desk.records[number]
+    folder = desk.house.manifest(record.id).parent
+    shutil.copytree(folder, short_tmp / "kept", copy_function=os.link)  # the tree is made of links to objects
+
+    def back() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(short_tmp / "kept", folder, copy_function=os.link)
+
+    def write(name: str, content: bytes) -> None:
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+
+    shutil.rmtree(folder)
+    refused(desk.decide(), record.id, "is gone")
+    back()
+    write("manifest.json", b"{}")
+    refused(desk.decide(), record.id, "manifest cannot be read")
+    back()
+    write(layout.BODY, b"short")
+    refused(desk.decide(), record.id, "objects of it are missing")
+    back()
+    mark(desk.destination, SERVER, record.id, utc_now())
+    refused(desk.decide(), record.id, "marked as deleted")
+    unmark(desk.destination, SERVER, record.id, now=utc_now(), grace=timedelta.max)
+    for state, word in ((BackupState.DAMAGED, "known to be damaged"), (BackupState.DELETED, "marked as deleted")):
+        with desk.recorded(record, state=state):
+            refused(desk.decide(), record.id, word)
+    with desk.recorded(record, to_lsn=record.to_lsn + 1):
+        refused(desk.decide(), record.id, "not what the catalog says")
+    assert desk.decide().kind is INCREMENT
+
+
+def test_a_row_that_is_gone_in_the_middle_is_noticed(desk: Desk) -> None:
+    first = desk.records[1]
+    desk.wiring.catalog.backups.remove(first.id)
+    refused(desk.decide(), f"builds on {first.id}, which is not there")
+    desk.wiring.catalog.backups.add(first)
+
+
+def test_a_parent_that_is_deleted_while_its_child_runs_keeps_that_from_its_commit(desk: Desk) -> None:
+    parent = desk.records[2]
+    before = backup_ids(desk.destination)
+
+    def report(progress: Progress) -> None:
+        if progress.phase == "commit":
+            [intent] = intents(desk.destination)
+            assert intent.parents == tuple(record.id for record in desk.records)
+            mark(desk.destination, SERVER, parent.id, utc_now())
+
+    with pytest.raises(RefusedError, match="builds on was deleted meanwhile"):
+        desk.take(report=report)
+    assert backup_ids(desk.destination) == before
+    assert intents(desk.destination) == []
+    unmark(desk.destination, SERVER, parent.id, now=utc_now(), grace=timedelta.max)
+    assert repair(desk.destination, None, clock=utc_now).left == (), "a sweep takes what it had stored"

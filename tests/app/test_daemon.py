@@ -1,0 +1,209 @@
+"""The real service process, without a database server: its beginning, its reloads, its end, and who is on watch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backupd.catalog.session import Catalog, open_catalog
+from backupd.model.job import JobState
+from tests.app.house import Office
+from tests.catalog.postgresql import private_postgresql
+
+BACKUPD = str(Path(sys.executable).with_name("backupd"))
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.02)
+
+
+class Service:
+    """A running `backupd serve` and what it said."""
+
+    def __init__(self, office: Office, *args: str, config: Path | None = None) -> None:
+        self.log = office.base / f"log-{time.monotonic_ns()}"
+        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._ear.bind(str(office.base / f"n{time.monotonic_ns() % 10**9}"))
+        self._ear.setblocking(False)
+        environ = {**os.environ, "BACKUPD_CONFIG": str(config or office.file), "NOTIFY_SOCKET": self._ear.getsockname(),
+                   "BACKUPD_RUNTIME": str(office.base / "run")}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen([BACKUPD, "serve", *args], env=environ, stderr=log,
+                                            stdin=subprocess.DEVNULL)
+        self.notes: list[str] = []
+
+    def heard(self, word: str, times: int = 1) -> bool:
+        try:
+            while True:
+                self.notes += self._ear.recv(4096).decode().split("\n")
+        except BlockingIOError:
+            return len([note for note in self.notes if note.startswith(word)]) >= times
+
+    def ready(self, times: int = 1) -> None:
+        until(lambda: self.process.poll() is not None or self.heard("READY=1", times), f"ready\n{self.log.read_text()}")
+        assert self.process.poll() is None, self.log.read_text()
+
+    def said(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def ends(self, seconds: float = 30) -> int:
+        return self.process.wait(seconds)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._ear.close()
+        assert "Traceback" not in self.log.read_text()
+
+
+@pytest.fixture
+def office(short_tmp: Path) -> Office:
+    office = Office(short_tmp)
+    office.write()
+    return office
+
+
+@contextmanager
+def serving(office: Office, *args: str, config: Path | None = None) -> Iterator[Service]:
+    service = Service(office, *args, config=config)
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+@contextmanager
+def looking(office: Office) -> Iterator[Catalog]:
+    with open_catalog(office.catalog or f"sqlite:///{office.base}/catalog.db") as catalog:
+        yield catalog
+
+
+def test_it_says_when_it_is_ready_what_comes_next_and_ends_well(office: Office) -> None:
+    with serving(office) as service:
+        service.ready()
+        assert any(note.startswith("STATUS=1 servers; next: 2") for note in service.notes)
+        service.process.send_signal(signal.SIGTERM)
+        assert service.ends() == 0
+        assert service.heard("STOPPING=1")
+        assert {line["event"] for line in service.said()} >= {"daemon-started", "daemon-stopped"}
+    with looking(office) as catalog:
+        assert [event.kind for event in catalog.events.list()] == ["daemon-stopped", "daemon-started"]
+        assert set(catalog.schedules.all()) == {
+            ("", "challenge"), ("db1", "physical.full"), ("db1", "physical.incremental")}
+
+
+def test_a_broken_configuration_is_told_whole_and_the_old_one_stays(office: Office) -> None:
+    with serving(office) as service:
+        service.ready()
+        office.file.write_text(office.file.read_text() + "nonsense: 1\ntimezone: Mars\n")
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(2)
+        assert service.heard("RELOADING=1")
+        assert service.heard("MONOTONIC_USEC=")
+        (refused,) = [line for line in service.said() if line["event"] == "config-refused"]
+        assert "nonsense" in refused["message"]
+        assert "Mars" in refused["message"]
+        office.write(servers={"db1": "gold", "db2": "gold"})
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(3)
+        with looking(office) as catalog:
+            good, bad = catalog.events.list(kind="config-reloaded")
+            assert "new: db2" in good.message
+            assert "stays in force" in bad.message
+            assert ("db2", "physical.full") in catalog.schedules.all()
+        office.file.write_text(office.file.read_text().replace("catalog.db", "other.db"))
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(4)
+        assert "restart it" in service.said()[-1]["message"]
+        assert not (office.base / "other.db").exists()
+
+
+def test_a_due_time_passed_in_its_absence_becomes_one_job_which_is_run(office: Office) -> None:
+    with looking(office) as catalog:
+        with serving(office) as service:
+            service.ready()
+            service.process.send_signal(signal.SIGINT)
+            assert service.ends() == 0
+        rows = catalog.schedules.all()
+        row = rows["db1", "physical.full"]
+        past = datetime.now(UTC) - timedelta(days=15)
+        catalog.schedules.settle(rows, [type(row)(row.server, row.leg, row.cadence, past, past)])
+        with serving(office) as service:
+            service.ready()
+            until(lambda: bool(catalog.jobs.list(state=JobState.FAILED)), "the job failed: there is no such server")
+        (missed,) = catalog.jobs.list(state=JobState.MISSED)
+        assert "2 runs were missed" in missed.message or "3 runs were missed" in missed.message
+        failed = catalog.jobs.list(state=JobState.FAILED)[-1]
+        assert (failed.leg, failed.previous, failed.due_at) == ("physical.full", missed.id, missed.due_at)
+
+
+def test_a_second_service_refuses_and_names_the_first(office: Office) -> None:
+    with serving(office) as first:
+        first.ready()
+        with serving(office) as second:
+            assert second.ends() == 1
+            said = second.log.read_text()
+            assert "another backupd service is at work" in said
+            assert f"process {first.process.pid} on {socket.gethostname()}" in said
+            assert "--standby" in said
+        elsewhere = office.base / "elsewhere.yaml"
+        elsewhere.write_text(office.file.read_text().replace("/spool", "/spool2"))
+        with serving(office, config=elsewhere) as third:
+            assert third.ends() == 1
+            assert "at work on the catalog" in third.log.read_text()
+
+
+def test_one_that_stands_by_takes_over_when_the_first_is_killed(office: Office) -> None:
+    with serving(office) as first:
+        first.ready()
+        with serving(office, "--standby") as second:
+            second.ready()
+            assert second.heard("STATUS=standing by")
+            first.process.kill()
+            second.ready(2)
+            second.process.send_signal(signal.SIGTERM)
+            assert second.ends() == 0
+
+
+def test_one_that_stands_by_can_be_stopped(office: Office) -> None:
+    with serving(office) as first:
+        first.ready()
+        with serving(office, "--standby") as second:
+            second.ready()
+            second.process.send_signal(signal.SIGTERM)
+            assert second.ends() == 0
+        assert first.process.poll() is None
+
+
+def test_on_postgresql_the_place_is_held_by_a_session_and_taken_over_after_a_kill(office: Office) -> None:
+    with private_postgresql() as server:
+        office.catalog = server.create("watched")
+        office.write()
+        elsewhere = office.base / "elsewhere.yaml"
+        elsewhere.write_text(office.file.read_text().replace("/spool", "/spool2"))
+        with serving(office) as first:
+            first.ready()
+            with serving(office, config=elsewhere) as refused:
+                assert refused.ends() == 1
+                assert "at work on the catalog" in refused.log.read_text()
+                assert "since 2" in refused.log.read_text()
+            with serving(office, "--standby", config=elsewhere) as second:
+                second.ready()
+                assert second.heard("STATUS=standing by")
+                first.process.kill()
+                second.ready(2)

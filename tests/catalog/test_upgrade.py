@@ -1,0 +1,76 @@
+"""A catalog of an earlier version keeps everything when it is brought up to date."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from alembic import command
+from sqlalchemy import text
+
+from backupd.catalog import migrations
+from backupd.catalog.database import Database
+from backupd.catalog.session import open_catalog
+from backupd.model.backup import BackupState
+from backupd.model.job import JobState
+from backupd.model.proof import Phase
+
+_BACKUPS = (
+    "INSERT INTO backups (id, server, kind, state, started_at, finished_at, bytes_source, bytes_stored, bytes_new,"
+    " files, files_linked, position_file, position_pos, position_gtid, flavour, server_version, tool_version, pinned,"
+    " warnings) VALUES (:id, 'shop-db1', 'physical-full', 'complete', '2026-11-20 02:00:00.000000',"
+    " '2026-11-20 02:10:00.000000', 1000, 500, 500, 10, 0, 'binlog.000001', 4, '0-1-1', 'mariadb', '10.11.19',"
+    " '10.11.19', false, '[\"slow\"]')")
+_COPIES = ("INSERT INTO copies (backup_id, destination, state, stored_at)"
+           " VALUES (:id, :at, 'complete', '2026-11-20 02:10:00.000000')")
+_JOBS = ("INSERT INTO jobs (id, kind, server, state, started_at, finished_at, message, detail, hint, bytes, phases,"
+         " owner) VALUES (:id, 'physical-full', 'shop-db1', :state, '2026-11-20 02:00:00.000000', NULL, '', '', '', 7,"
+         " :phases, 'here boot 1 1')")
+
+
+def _first_version(database: Database) -> None:
+    """A catalog as the first version left it, with a few rows."""
+    with database.write() as connection:
+        config = migrations.configuration()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for name in ("b1", "b2"):
+            connection.execute(text(_BACKUPS), {"id": name})
+            for place in ("local", "offsite"):
+                connection.execute(text(_COPIES), {"id": name, "at": place})
+        for name, state in (("j1", "succeeded"), ("j2", "running")):
+            connection.execute(text(_JOBS), {"id": name, "state": state,
+                                                    "phases": '[{"name": "backup", "seconds": 2.0, "bytes": 7}]'})
+
+
+def test_an_upgrade_of_the_first_version_keeps_backups_copies_and_jobs(url: str) -> None:
+    with closing(Database(url)) as database:
+        _first_version(database)
+    with open_catalog(url) as catalog:
+        backups = catalog.backups.list()
+        assert {record.id for record in backups} == {"b1", "b2"}
+        for record in backups:
+            assert [copy.destination for copy in record.copies] == ["local", "offsite"]
+            assert (record.state, record.from_lsn, record.to_lsn, record.reason) == (BackupState.COMPLETE, 0, 0, "")
+            assert record.warnings == ("slow",)
+        jobs = {job.id: job for job in catalog.jobs.list()}
+        assert {name: job.state for name, job in jobs.items()} == {"j1": JobState.SUCCEEDED, "j2": JobState.RUNNING}
+        assert jobs["j1"].queued_at == jobs["j1"].started_at
+        assert (jobs["j1"].attempt, jobs["j1"].token, jobs["j1"].arguments, jobs["j1"].leg) == (1, 0, {}, "")
+        assert jobs["j1"].phases == (Phase("backup", 2.0, 7),)
+        assert [job.id for job in catalog.jobs.dead(lambda _owner: False, jobs["j1"].queued_at)] == ["j2"]
+        assert catalog.integrity() == []
+
+
+def test_going_back_to_the_first_version_keeps_what_it_knew(url: str) -> None:
+    with closing(Database(url)) as database:
+        _first_version(database)
+        with database.write() as connection:
+            config = migrations.configuration()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+            command.downgrade(config, "0001")
+            assert connection.scalar(text("SELECT count(*) FROM copies")) == 4
+            assert connection.scalar(text("SELECT count(*) FROM jobs")) == 2
+            assert migrations.current(connection) == "0001"
+    with open_catalog(url) as catalog:
+        assert len(catalog.jobs.list()) == 2

@@ -1,0 +1,105 @@
+"""What retention, hold, pause and resume say, and when they refuse to be understood."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, timedelta
+from typing import Any
+
+import pytest
+
+from backupd.app.holds import Paused
+from backupd.app.retention import Applied
+from backupd.cli.main import main
+from backupd.model.hold import Hold, HoldKind
+from backupd.model.progress import Report
+from backupd.retention.decisions import Decisions
+from backupd.retention.solver import solve
+from tests.cli.fake import FakeService
+from tests.retention.histories import NOW, rules, stored, view
+
+HOLD = Hold("shop-db1", HoldKind.HOLD, "audit until March", "anna", NOW)
+
+
+def decided() -> Decisions:
+    backups = [stored(f"b{number}", NOW - timedelta(days=number + 1)) for number in range(3)]
+    return solve(view(backups), rules(keep_fulls=2), now=NOW, zone=UTC)
+
+
+@pytest.fixture
+def asked(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the commands asked of the service, which answers from memory."""
+    calls: list[Any] = []
+
+    def apply_retention(server: str, report: Report, *, really: bool) -> Applied:
+        calls.append(("apply", server, really))
+        return Applied((decided(),), {"local": ("b2",)}, ("b1 of shop-db1: a restore is reading it",))
+
+    def pause(server: str, reason: str, *, stop_running: bool) -> Paused:
+        calls.append(("pause", server, reason, stop_running))
+        return Paused(HOLD, ("job-1",), ("job-2: the catalog is locked",) if reason == "trouble" else ())
+
+    def hold(server: str, reason: str) -> Hold:
+        calls.append(("hold", server, reason))
+        return HOLD
+
+    for name, method in {"retention": lambda server: (decided(),), "apply_retention": apply_retention, "pause": pause,
+                         "hold": hold, "holds": lambda: (HOLD,),
+                         "release": lambda server, kind: calls.append(("release", server, str(kind)))}.items():
+        monkeypatch.setattr(service, name, method, raising=False)
+    return calls
+
+
+def test_a_dry_run_is_the_default_and_says_how_to_go_on(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retention", "shop-db1"]) == 0
+    shown = capsys.readouterr().out
+    assert "2 stay, 1 would expire" in shown
+    assert "keep_fulls 2: there are 2 newer full ones" in shown
+    assert "backupd retention shop-db1 --apply" in shown
+    assert asked == []
+
+
+def test_applying_tells_what_was_held_back(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retention", "shop-db1", "--apply", "--really"]) == 0
+    assert "not removed yet: b1 of shop-db1: a restore is reading it" in capsys.readouterr().out
+    assert asked == [("apply", "shop-db1", True)]
+
+
+def test_the_document_has_what_is_promised(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["retention", "shop-db1", "--apply", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {"server", "applied", "destinations", "marked", "held"}
+    (one,) = document["destinations"]
+    assert set(one) == {"server", "destination", "at", "hold", "keep", "expire", "bytes_expire", "note", "backups",
+                        "binlogs", "recoverable", "stopped", "warnings"}
+    assert set(one["backups"][0]) == {"id", "kind", "parent", "finished_at", "bytes", "marked", "keep", "rules",
+                                      "reasons"}
+
+
+def test_a_hold_is_set_released_and_listed(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hold", "shop-db1", "--reason", "audit"]) == 0
+    assert main(["hold", "--all", "--release"]) == 0
+    assert main(["hold"]) == 0
+    assert asked == [("hold", "shop-db1", "audit"), ("release", "*", "hold")]
+    shown = capsys.readouterr().out
+    assert "every server is released" in shown
+    assert "audit until March" in shown
+
+
+def test_the_kill_switch_names_each_job_and_fails_where_one_was_not_reached(
+        asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pause", "--all", "--reason", "fire", "--stop-running"]) == 0
+    assert asked == [("pause", "*", "fire", True)]
+    assert "asked to stop: job job-1" in capsys.readouterr().out
+    assert main(["pause", "shop-db1", "--reason", "trouble", "--stop-running"]) == 1
+    assert "NOT asked to stop: job job-2" in capsys.readouterr().out
+    assert main(["resume", "shop-db1"]) == 0
+    assert asked[-1] == ("release", "shop-db1", "pause")
+
+
+@pytest.mark.parametrize("argv", [
+    ["pause", "--reason", "x"], ["resume"], ["resume", "shop-db1", "--all"], ["hold", "--release"],
+    ["hold", "--reason", "x"], ["retention", "shop-db1", "--really"], ["retention"]])
+def test_what_is_not_clear_is_wrong_usage(asked: list[Any], argv: list[str]) -> None:
+    assert main(argv) == 2
+    assert asked == []

@@ -1,0 +1,266 @@
+"""Chains: one full backup and seven increments, taken under write load and changes of definitions; each member comes
+back as the source was at that member's place, and a chain that is not whole is refused before a byte moves."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.house import SERVER, House
+from tests.support.keys import Keys
+from tests.support.mariadb import PrivateServer
+from tests.support.places import give_to_database, short_directory
+from tests.support.replica import replica_of
+from tests.support.sample import checksum_everything
+from tests.support.ticker import Ticker
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a restore gives files to the server's user")
+pytestmark = needs_root
+
+
+@dataclass(frozen=True)
+class Stock:
+    """``members``: records of the chain, full first. ``sums``: what a replica held at each one's GTID. ``other``: a
+    full backup and an increment of the same server that came later. ``outside``: where its DATA DIRECTORY tables
+    lie."""
+
+    house: House
+    members: tuple[dict[str, Any], ...]
+    sums: Mapping[str, Mapping[str, int]]
+    other: tuple[dict[str, Any], ...]
+    outside: Path
+
+    def folder(self, number: int) -> Path:
+        return self.house.manifest(self.members[number]["id"]).parent
+
+    def id(self, number: int) -> str:
+        return str(self.members[number]["id"])
+
+
+def definitions(outside: Path) -> tuple[tuple[str, ...], ...]:
+    """What happens before each backup, beside the writer. No replica could have the tables in ``outside``, too."""
+    return (
+        ("CREATE DATABASE shop", "CREATE DATABASE closing",
+         "CREATE TABLE shop.ticks (id BIGINT PRIMARY KEY AUTO_INCREMENT, t VARCHAR(200)) ENGINE=InnoDB",
+         "CREATE TABLE shop.aria (id INT PRIMARY KEY, t VARCHAR(50)) ENGINE=Aria",
+         "CREATE TABLE shop.myisam (id INT PRIMARY KEY, t VARCHAR(50)) ENGINE=MyISAM",
+         "CREATE TABLE shop.doomed (id INT PRIMARY KEY) ENGINE=InnoDB", "INSERT INTO shop.doomed VALUES (1), (2)",
+         "CREATE TABLE shop.doomed_too (id INT PRIMARY KEY) ENGINE=MyISAM",
+         "CREATE TABLE shop.emptied (id INT PRIMARY KEY) ENGINE=InnoDB", "INSERT INTO shop.emptied VALUES (1)",
+         "CREATE TABLE shop.before_name (id INT PRIMARY KEY) ENGINE=InnoDB", "INSERT INTO shop.before_name VALUES (7)",
+         "CREATE TABLE closing.t (id INT PRIMARY KEY) ENGINE=InnoDB",
+         "SET sql_log_bin = 0",
+         f"CREATE TABLE shop.far (id INT PRIMARY KEY) ENGINE=InnoDB DATA DIRECTORY='{outside}'",
+         "INSERT INTO shop.far SELECT seq FROM shop.seq_1_to_500", "SET sql_log_bin = 1"),
+        ("CREATE TABLE shop.fresh (id INT PRIMARY KEY, t TEXT) ENGINE=InnoDB",
+         "INSERT INTO shop.fresh SELECT seq, MD5(seq) FROM shop.seq_1_to_300", "DROP TABLE shop.doomed",
+         "SET sql_log_bin = 0", "UPDATE shop.far SET id = id + 1000", "SET sql_log_bin = 1"),
+        ("ALTER TABLE shop.fresh ADD COLUMN more INT DEFAULT 5, ALGORITHM=INSTANT", "DROP TABLE shop.doomed_too",
+         "ALTER TABLE shop.aria ADD COLUMN x INT DEFAULT 1", "INSERT INTO shop.myisam VALUES (1, 'one')"),
+        ("TRUNCATE TABLE shop.emptied", "INSERT INTO shop.emptied VALUES (100), (101)",
+         "RENAME TABLE shop.before_name TO shop.after_name", "UPDATE shop.after_name SET id = 8"),
+        ("DROP DATABASE closing", "ALTER TABLE shop.fresh DROP COLUMN t, ALGORITHM=COPY",
+         "SET sql_log_bin = 0",
+         f"CREATE TABLE shop.far_too (id INT PRIMARY KEY) ENGINE=InnoDB DATA DIRECTORY='{outside}'",
+         "INSERT INTO shop.far_too VALUES (1)", "SET sql_log_bin = 1"),
+        (),
+        ("CREATE TABLE shop.parts (id INT PRIMARY KEY) ENGINE=InnoDB PARTITION BY HASH (id) PARTITIONS 3",
+         "INSERT INTO shop.parts SELECT seq FROM shop.seq_1_to_50", "CREATE INDEX t ON shop.ticks (t)",
+         "SET sql_log_bin = 0", "DROP TABLE shop.far_too", "SET sql_log_bin = 1"),
+        ("ALTER TABLE shop.parts COALESCE PARTITION 1", "DROP TABLE shop.emptied",
+         "CREATE TABLE shop.emptied (name VARCHAR(9)) ENGINE=InnoDB", "INSERT INTO shop.emptied VALUES ('again')",
+         "OPTIMIZE TABLE shop.ticks"),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stock(keys: Keys) -> Iterator[Stock]:
+    with short_directory() as base, PrivateServer(tcp=True) as server:
+        outside = base / "outside"
+        outside.mkdir()
+        give_to_database(outside)
+        server.create_backup_users()
+        house = House(base, server, keys)
+        with replica_of(server) as replica:
+            replica.execute("STOP SLAVE")
+            members, far = [], {}
+            for number, statements in enumerate(definitions(outside)):
+                server.execute(*statements)
+                with Ticker(server, "shop.ticks") as ticker:
+                    members.append(house.ok("backup", SERVER, "--kind", "incremental" if number else "full"))
+                    assert ticker.count > 0
+                with server.connect() as connection:
+                    far[members[-1]["id"]] = {name: value for name, value in checksum_everything(connection).items()
+                                              if "far" in name}
+            sums = {record["id"]: _at(replica, record["position"]["gtid"]) | far[record["id"]] for record in members}
+        other = (house.backup(), house.ok("backup", SERVER, "--kind", "incremental"))
+        yield Stock(house, tuple(members), sums, other, outside)
+
+
+def _at(replica: PrivateServer, gtid: str) -> dict[str, int]:
+    """What ``replica`` holds when it has applied everything up to ``gtid`` and nothing later."""
+    replica.execute(f"START SLAVE UNTIL master_gtid_pos='{gtid}'")
+    assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 60)", (gtid,)) == 0
+    replica.execute("STOP SLAVE")
+    assert replica.scalar("SELECT @@gtid_slave_pos") == gtid
+    with replica.connect() as connection:
+        return checksum_everything(connection)
+
+
+def sums_of(datadir: Path) -> dict[str, int]:
+    with PrivateServer(datadir=datadir) as restored:
+        assert "[ERROR]" not in restored.log_text()
+        with restored.connect() as connection:
+            return checksum_everything(connection)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.rglob("*")) if path.is_file() and "pins" not in path.parts}
+
+
+@contextmanager
+def changed(*folders: Path) -> Iterator[None]:
+    """What lies in ``folders`` afterwards is what lay there before."""
+    with short_directory() as aside:
+        for number, folder in enumerate(folders):
+            shutil.copytree(folder, aside / str(number), symlinks=True)
+        try:
+            yield
+        finally:
+            for number, folder in enumerate(folders):
+                shutil.rmtree(folder, ignore_errors=True)
+                shutil.copytree(aside / str(number), folder, symlinks=True)
+
+
+def test_the_chain_is_one_full_backup_and_seven_increments_each_on_the_one_before(stock: Stock) -> None:
+    kinds = [record["kind"] for record in stock.members]
+    assert kinds == ["physical-full", *["physical-incremental"] * 7]
+    for before, record in zip(stock.members, stock.members[1:], strict=False):
+        assert record["parent"] == before["id"]
+        assert record["from_lsn"] == before["to_lsn"]
+        assert record["reason"] == ""
+    assert len({tuple(sums.items()) for sums in stock.sums.values()}) == 8
+    shown = stock.house.ok("backups", "show", stock.id(3))
+    assert shown["parent"] == stock.id(2)
+    assert stock.house.fsck() == []
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_each_member_is_restored_as_the_source_was_at_its_gtid(stock: Stock, short_tmp: Path, number: int) -> None:
+    before = hashes(stock.outside)
+    assert "shop/far.ibd" in before
+    outcome = stock.house.restore(short_tmp / "mysql", to=f"backup:{stock.id(number)}")
+    assert outcome["position"] == stock.members[number]["position"]
+    assert sums_of(short_tmp / "mysql") == stock.sums[stock.id(number)]
+    assert hashes(stock.outside) == before, "a restore touched the living source's files"
+
+
+def test_the_newest_member_is_proved_by_its_witness_and_the_repository_is_what_it_was(stock: Stock) -> None:
+    before = hashes(stock.house.repository)
+    target = f"backup:{stock.id(7)}"
+    plan = stock.house.ok("plan", SERVER, "--to", target)
+    assert plan["chain"] == [record["id"] for record in stock.members]
+    assert plan["bytes_stored"] == sum(record["bytes_stored"] for record in stock.members)
+    proof = stock.house.ok("test-restore", SERVER, "--to", target)
+    assert proof["outcome"] == "proved", proof
+    assert hashes(stock.house.repository) == before
+
+
+def test_latest_is_an_increment_with_its_chain(stock: Stock) -> None:
+    plan = stock.house.ok("plan", SERVER, "--to", "latest")
+    assert plan["chain"] == [record["id"] for record in stock.other]
+    assert "of 2 backups" in plan["steps"][0]["title"]
+
+
+@pytest.mark.parametrize("damage", ["removed", "swapped", "foreign", "body"])
+def test_a_removed_swapped_or_foreign_increment_is_refused_with_names_before_a_byte_moves(
+    stock: Stock, short_tmp: Path, damage: str
+) -> None:
+    third, fourth, foreign = stock.folder(3), stock.folder(4), stock.house.manifest(stock.other[1]["id"]).parent
+    with changed(third, fourth):
+        if damage == "removed":
+            shutil.rmtree(third)
+        elif damage == "swapped":
+            for name in ("manifest.json", "body.jsonl.zst.gpg"):
+                (third / name).rename(short_tmp / name)
+                (fourth / name).rename(third / name)
+                (short_tmp / name).rename(fourth / name)
+        elif damage == "foreign":
+            for name in ("manifest.json", "body.jsonl.zst.gpg"):
+                shutil.copy(foreign / name, third / name)
+        else:
+            (third / "body.jsonl.zst.gpg").unlink()
+        target = f"backup:{stock.id(7)}"
+        done = stock.house.fails("restore", SERVER, "--to", target, "--datadir", str(short_tmp / "mysql"))
+        assert stock.id(3) in done.err, done.err
+        if damage == "swapped":
+            assert stock.id(4) in done.err, done.err
+        assert list(short_tmp.iterdir()) == []
+        findings = stock.house.fsck()
+        if damage == "removed":
+            assert ("parent-present", stock.id(4)) in {(one["invariant"], one["subject"]) for one in findings}
+        assert findings
+    assert stock.house.fsck() == []
+
+
+@pytest.mark.parametrize("log", ["prepare-1.log", "prepare-2.log", "prepare-3.log"])
+def test_after_a_kill_between_or_in_increments_the_same_restore_ends_with_the_same_data(
+    stock: Stock, short_tmp: Path, log: str
+) -> None:
+    datadir = short_tmp / "mysql"
+    target = f"backup:{stock.id(3)}"
+    path = short_tmp / "mysql.restoring/logs" / log
+    stock.house.kill_when(path.exists, "restore", SERVER, "--to", target, "--datadir", str(datadir))
+    assert not datadir.exists()
+    stock.house.restore(datadir, to=target)
+    assert sorted(p.name for p in short_tmp.iterdir()) == ["mysql", "mysql.external"]
+    assert sums_of(datadir) == stock.sums[stock.id(3)]
+
+
+def test_the_runbook_of_an_increment_followed_word_for_word_gives_the_same_data(stock: Stock, short_tmp: Path) -> None:
+    before = hashes(stock.house.repository), hashes(stock.outside)
+    runbook = (stock.folder(2) / "RUNBOOK.md").read_text()
+    script = "\n".join(re.findall(r"^```sh\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL))
+    for record in stock.members[:3]:
+        assert record["id"] in runbook
+    done = subprocess.run(
+        ["sh", "-c", script], cwd="/", text=True, check=False, capture_output=True,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8",
+             "REPOSITORY": str(stock.house.repository), "DATADIR": str(short_tmp / "mysql"),
+             "GNUPGHOME": str(stock.house.keys.secret_home)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sums_of(short_tmp / "mysql") == stock.sums[stock.id(2)]
+    assert (hashes(stock.house.repository), hashes(stock.outside)) == before
+
+
+def test_an_increment_that_was_killed_leaves_nothing_and_the_next_one_builds_on_the_same_parent(stock: Stock) -> None:
+    house = stock.house
+    parent = house.backups()[0]
+    house.kill_when(lambda: any((house.repository / "intents").glob("*")), "backup", SERVER, "--kind", "incremental")
+    record = house.ok("backup", SERVER, "--kind", "incremental")
+    assert (record["kind"], record["parent"]) == ("physical-incremental", parent["id"])
+    assert house.fsck() == []
+
+
+def test_a_parent_that_is_gone_makes_the_next_increment_a_full_backup_that_says_why(stock: Stock) -> None:
+    house = stock.house
+    newest = house.backups()[0]["id"]
+    shutil.rmtree(house.manifest(newest).parent)
+    done = house.run("backup", SERVER, "--kind", "incremental")
+    assert done.code == 0, done.all
+    assert newest in done.all
+    assert "is gone" in done.all
+    record = house.backups()[0]
+    assert (record["kind"], record["parent"]) == ("physical-full", None)
+    assert newest in record["reason"]
