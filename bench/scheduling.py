@@ -39,21 +39,23 @@ STEADY = {f"at{minute:02}": POLICY.format(minute=minute) for minute in range(60)
 BURST = {name: POLICY.format(minute="*") for name in STEADY}
 
 
-def main() -> None:
+def main() -> str:
+    lines = [f"| {SERVERS:,} servers scheduled | measured | goal |", "|---|---|---|"]
     with short_directory() as base:
         config = write(base, STEADY)
-        rebuild(config)
+        lines.append(rebuild(config))
         with open_catalog(f"sqlite:///{base}/catalog.db") as catalog:
             occupy(catalog)
             with (base / "log").open("wb") as log, subprocess.Popen(
                     [str(Path(sys.executable).with_name("backupd")), "--config", str(config), "serve"],
                     stderr=log, env={**os.environ, "BACKUPD_RUNTIME": str(base / "run")}) as service:
                 try:
-                    steady(service, catalog, config, base)
-                    burst(service, catalog, base)
+                    lines += steady(service, catalog, config, base)
+                    lines += burst(service, catalog, base)
                 finally:
                     service.terminate()
                     service.wait(60)
+    return "\n".join(lines)
 
 
 def write(base: Path, policies: Mapping[str, str]) -> Path:
@@ -76,7 +78,7 @@ def occupy(catalog: Catalog) -> None:
                                started_at=now, owner=owner(), token=1))
 
 
-def rebuild(config: Path) -> None:
+def rebuild(config: Path) -> str:
     """From files to an alarm clock that is set, in this process."""
     begun = time.perf_counter()
     settings = load_settings(config)
@@ -87,11 +89,11 @@ def rebuild(config: Path) -> None:
         timetable.follow(settings, datetime.now(UTC))
         alarm.set(timetable.coming())
         done = time.perf_counter()
-    print(f"scheduling: {SERVERS} servers, {len(all_legs(settings))} legs: configuration read in {read - begun:.2f} s, "
-          f"schedules rebuilt in {done - opened:.2f} s")
+    return (f"| {len(all_legs(settings)):,} schedules rebuilt | {done - opened:.2f} s, after {read - begun:.2f} s of "
+            "reading the configuration | |")
 
 
-def steady(service: subprocess.Popen[bytes], catalog: Catalog, config: Path, base: Path) -> None:
+def steady(service: subprocess.Popen[bytes], catalog: Catalog, config: Path, base: Path) -> list[str]:
     wait_for(lambda: b"daemon-started" in (base / "log").read_bytes())
     time.sleep(10)  # its beginning is over then
     legs = {leg.key: leg for leg in all_legs(load_settings(config))}
@@ -100,16 +102,17 @@ def steady(service: subprocess.Popen[bytes], catalog: Catalog, config: Path, bas
     share = (processor_seconds(service.pid) - before) / (time.monotonic() - begun)
     drifts = [(moment - start_of(legs[job.server, job.leg], job.due_at)).total_seconds()
               for job, moment in seen if job.due_at is not None]
-    print(f"scheduling: a minute at work: {share:.1%} of one core; {tell(drifts)}")
+    return [f"| processor time in a minute at work | {share:.1%} of one core | < 5 % |",
+            f"| from due to queued | {tell(drifts)} | < 1 s |"]
 
 
-def burst(service: subprocess.Popen[bytes], catalog: Catalog, base: Path) -> None:
+def burst(service: subprocess.Popen[bytes], catalog: Catalog, base: Path) -> list[str]:
     """Every server in the same second, then the same again while all of them wait."""
     write(base, BURST)
     begun = time.monotonic()
     service.send_signal(signal.SIGHUP)
     wait_for(lambda: b"config-reloaded" in (base / "log").read_bytes())
-    print(f"scheduling: a reload of everything took {time.monotonic() - begun:.2f} s")
+    reload = time.monotonic() - begun
     now = datetime.now(UTC)
     if now.second > 50:
         time.sleep(15)
@@ -117,8 +120,9 @@ def burst(service: subprocess.Popen[bytes], catalog: Catalog, base: Path) -> Non
     before = processor_seconds(service.pid)
     seen = watch(catalog, time.monotonic() + (due - datetime.now(UTC)).total_seconds() + 10)
     drifts = [(moment - due).total_seconds() for job, moment in seen if job.due_at == due]
-    print(f"scheduling: {SERVERS} servers due in one second: {tell(drifts)}; "
-          f"{processor_seconds(service.pid) - before:.1f} s of one core")
+    cost = processor_seconds(service.pid) - before
+    return [f"| a reload of everything | {reload:.2f} s | |",
+            f"| all of them due in one second | {tell(drifts)}; {cost:.1f} s of one core | < 1 s |"]
 
 
 def watch(catalog: Catalog, until: float) -> list[tuple[JobRecord, datetime]]:
@@ -156,4 +160,4 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print(main())

@@ -51,12 +51,13 @@ def make_plan(
             f"server {server} has no branch {target.branch!r}",
             hint="leave out @branch: the history of this server has not forked",
         )
-    chosen, reason = _choose(server, own, target.goal)
+    usable = [] if isinstance(target.goal, AtBackup) else restorable(own)
+    chosen, reason = _choose(server, own, usable, target.goal)
     chain = chain_of(chosen.id, own)
     _refuse_deleted(chain)
     destinations, warnings = _destinations(chain, preferences.destinations)
     if isinstance(target.goal, Latest):
-        warnings += _disorder(chosen, own)
+        warnings += _disorder(chosen, usable)
     age = now - chosen.finished_at
     if isinstance(target.goal, Latest):
         if age > _STALE:
@@ -83,10 +84,11 @@ def make_plan(
     )
 
 
-def _choose(server: str, own: Sequence[BackupRecord], goal: Goal) -> tuple[BackupRecord, str]:
+def _choose(
+    server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], goal: Goal
+) -> tuple[BackupRecord, str]:
     if isinstance(goal, AtBackup):
         return _by_id(server, own, goal.backup_id)
-    usable = restorable(own)
     if not usable:
         raise _none_restorable(server, own)
     if isinstance(goal, Latest):
@@ -143,13 +145,12 @@ def _is_ahead(one: _Place, other: _Place) -> bool:
     return (by_gtid or by_file) and (not by_gtid or one[1] > other[1]) and (not by_file or one[3:] > other[3:])
 
 
-def _disorder(chosen: BackupRecord, own: Sequence[BackupRecord]) -> list[str]:
+def _disorder(chosen: BackupRecord, usable: Sequence[BackupRecord]) -> list[str]:
     """What to say when times and positions of the backups contradict each other.
 
     The time decides: a binary log begins again more often (RESET MASTER, a restored server) than a clock goes back, and
     backups never record a time before that of their predecessor.
     """
-    usable = restorable(own)
     newest, ahead = usable[-1], furthest(usable)
     if ahead is newest:
         return []

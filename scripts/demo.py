@@ -294,7 +294,7 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
     say(f"job {by_itself['id']} ({by_itself['leg']}, due {by_itself['due_at']}) made {by_itself['result']}")
     backupd.show("jobs", SERVER)
 
-    step(10, "What would retention keep, and why?")
+    step(10, "What did the service's retention keep, and why?")
     backupd.show("retention", SERVER)
 
     step(11, "Is what is stored still what was stored?")

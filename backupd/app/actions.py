@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from backupd.app import retention, verification
 from backupd.app.backups import take_backup
@@ -16,7 +17,7 @@ from backupd.model.backup import BackupKind
 from backupd.model.errors import BackupdError, DamagedError
 from backupd.model.job import JobKind
 from backupd.model.progress import Report, silent
-from backupd.model.proof import Phase
+from backupd.model.proof import Phase, Proof
 
 Action = Callable[[Wiring, JobRun], Result]
 
@@ -52,13 +53,17 @@ def _backup(wiring: Wiring, run: JobRun) -> Result:
 def _test_restore(wiring: Wiring, run: JobRun) -> Result:
     policy = wiring.settings.server(run.job.server).policy.test_restore
     target = str(run.job.arguments.get("target") or (policy.target if policy is not None else "latest"))
-    proof = test_restore(wiring, run.job.server, target, run.report)
+    return of_proof(test_restore(wiring, run.job.server, target, run.report))
+
+
+def of_proof(proof: Proof) -> Result:
+    """What the row of a test restore says."""
     problem = None
     if proof.outcome == "failed":
         failed = [f"{check.name}: {check.detail}" for check in proof.checks if check.outcome == "failed"]
-        problem = BackupdError(f"backup {proof.backup_id} did not pass its test restore to {target}",
+        problem = BackupdError(f"backup {proof.backup_id} did not pass its test restore to {proof.target}",
                                detail="\n".join([*([proof.error] if proof.error else []), *failed]),
-                               hint=f"look at its damages: backupd verify {run.job.server}; and take a new full backup")
+                               hint=f"look at its damages: backupd verify {proof.server}; and take a new full backup")
     # Without phases: rates count those of the proof itself.
     return Result(proof.id, max((phase.bytes for phase in proof.phases), default=0), problem=problem)
 
@@ -67,13 +72,17 @@ def _verify(wiring: Wiring, run: JobRun) -> Result:
     begun = time.monotonic()
     subset = run.job.arguments.get("subset")
     outcome = verification.verify(wiring, run.job.server or None, subset, run.report)
+    return replace(of_verification(outcome), phases=(Phase("verify", time.monotonic() - begun, outcome.bytes),))
+
+
+def of_verification(outcome: verification.VerifyOutcome) -> Result:
+    """What the row of a verification says."""
     problem = None
     if not outcome.ok:
         lines = [f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}" for damage in outcome.damages]
         problem = DamagedError(f"{len(lines)} damages were found in stored backups", lines,
                                hint="the next backup stores damaged objects afresh; take a full one now")
-    phase = Phase("verify", time.monotonic() - begun, outcome.bytes)
-    return Result("", outcome.bytes, (phase,), problem)
+    return Result("", outcome.bytes, problem=problem)
 
 
 def _challenge(wiring: Wiring, run: JobRun) -> Result:

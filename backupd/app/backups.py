@@ -95,7 +95,8 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         probed = examine(session)
         refuse_clashes(session, probed.info)
         tool = physical_tool(probed.info, paths=wiring.settings.programs)
-        decision = decide(wiring, server, kind, probed.info, tool=tool, session=session, destinations=destinations)
+        decision = decide(wiring, server, kind, probed.info, tool=tool, session=session, destinations=destinations,
+                          recipients=fingerprints)
     policy = server.policy
     artefact = collect(connection, probed.info, policy.config_files)
     warnings = (*probed.warnings, *shortcomings(tool, probed.info), *artefact.warnings,

@@ -6,7 +6,7 @@ everything that cannot be shown to be good speaks for a full one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +52,9 @@ class Decision:
 
 
 def decide(wiring: Wiring, server: ServerSettings, kind: BackupKind, info: ServerInfo, *, tool: PhysicalTool,
-           session: Session, destinations: Sequence[Destination]) -> Decision:
-    """What to take now. ``info``, ``session``: of the server as it is; ``destinations``: where the backup must go.
+           session: Session, destinations: Sequence[Destination], recipients: Collection[str]) -> Decision:
+    """What to take now. ``info``, ``session``: of the server as it is; ``destinations``: where the backup must go;
+    ``recipients``: fingerprints of the keys that it will be sealed for.
 
     Reads the catalog, the destinations and the server; changes nothing. Raises ServerError, DestinationError.
     """
@@ -63,7 +64,8 @@ def decide(wiring: Wiring, server: ServerSettings, kind: BackupKind, info: Serve
         chain = _newest_chain(wiring.catalog.backups.list(server.name))
     except (NotFoundError, DamagedError) as error:
         return Decision(BackupKind.PHYSICAL_FULL, reason=f"{error.message} {error.detail}".strip())
-    reason = next(_objections(wiring, server, info, chain, tool=tool, session=session, destinations=destinations), "")
+    reason = next(_objections(wiring, server, info, chain, tool=tool, session=session, destinations=destinations,
+                              recipients=recipients), "")
     if reason:
         return Decision(BackupKind.PHYSICAL_FULL, reason=reason)
     return Decision(kind, chain)
@@ -78,7 +80,8 @@ def _newest_chain(backups: Sequence[BackupRecord]) -> tuple[BackupRecord, ...]:
 
 
 def _objections(wiring: Wiring, server: ServerSettings, info: ServerInfo, chain: tuple[BackupRecord, ...], *,
-                tool: PhysicalTool, session: Session, destinations: Sequence[Destination]) -> Iterator[str]:
+                tool: PhysicalTool, session: Session, destinations: Sequence[Destination],
+                recipients: Collection[str]) -> Iterator[str]:
     """Everything that speaks against an increment on ``chain``, cheap questions first; a caller may stop at one."""
     if not tool.takes_increments:
         yield f"{tool.tool.name} takes no increments"
@@ -89,7 +92,7 @@ def _objections(wiring: Wiring, server: ServerSettings, info: ServerInfo, chain:
     yield from _of_origin(info, chain[-1], tool)
     yield from _of_time(wiring, server, chain)
     for destination in destinations:
-        yield from _of_copies(destination, chain, tool)
+        yield from _of_copies(destination, chain, tool, recipients)
     last = chain[-1]
     restored = restored_at(Path(info.datadir))
     if restored is not None and restored >= last.started_at:
@@ -136,13 +139,16 @@ def _of_time(wiring: Wiring, server: ServerSettings, chain: tuple[BackupRecord, 
     rates = {**DEFAULT_RATES, **measured_rates(wiring, server.name)}
     increments = chain[1:]
     sizes = [b.stats.bytes_source for b in (*chain, *increments[-1:])]
-    needed = sum(rates[name].estimate(bytes_of(name, sizes)) for name in _PHASES)
-    if needed > allowed.total_seconds():
+    needed, of_full = (sum(rates[name].estimate(bytes_of(name, some)) for name in _PHASES)
+                       for some in (sizes, sizes[:1]))
+    # Where the full backup alone takes too long, taking more of them would not help.
+    if needed > allowed.total_seconds() >= of_full:
         yield (f"a restore of {chain[0].id} with {len(increments) + 1} increments is predicted to take "
                f"{format_duration(needed)}, the objective (rto) is {format_duration(allowed.total_seconds())}")
 
 
-def _of_copies(destination: Destination, chain: tuple[BackupRecord, ...], tool: PhysicalTool) -> Iterator[str]:
+def _of_copies(destination: Destination, chain: tuple[BackupRecord, ...], tool: PhysicalTool,
+               recipients: Collection[str]) -> Iterator[str]:
     """The destinations are asked, not only the catalog."""
     marked = marks(destination)
     for record in chain:
@@ -162,5 +168,7 @@ def _of_copies(destination: Destination, chain: tuple[BackupRecord, ...], tool: 
             yield f"the manifest of {where} is not what the catalog says of it"
         elif found.header.tool != tool.tool.name:
             yield f"{record.id} was taken with {found.header.tool or 'an unknown tool'}, now it is {tool.tool.name}"
+        elif set(found.header.recipients) != set(recipients):
+            yield f"{record.id} is sealed for other keys than the configuration names now"
         elif not is_whole(destination, record.server, record.id):
             yield f"{where} is damaged: objects of it are missing or not as long as they were"

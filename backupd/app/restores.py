@@ -10,7 +10,7 @@ from backupd.app.dependence import require_keys
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.model.backup import BackupRecord
-from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError
 from backupd.model.ids import new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.progress import Report
@@ -67,8 +67,10 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
             spec, destinations=_sources(wiring, chosen), unsealer=wiring.unsealer(), clock=wiring.clock,
             report=report, on_phase=lambda phase: _note(wiring, row.id, phase))
     except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt | CancelledError)
         text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
-        wiring.catalog.restores.finish(row.id, JobState.FAILED, wiring.clock(), error=text)
+        state = JobState.CANCELLED if stopped else JobState.FAILED
+        wiring.catalog.restores.finish(row.id, state, wiring.clock(), error=text)
         raise
     wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
     return outcome
@@ -140,7 +142,7 @@ def _begin(wiring: Wiring, chosen: Plan, datadir: Path) -> RestoreRecord:
     restores = wiring.catalog.restores
     restores.abandon_dead(owner_is_alive, wiring.clock())
     for row in restores.list(chosen.server, datadir=str(datadir), limit=1):
-        if row.state in (JobState.FAILED, JobState.ABANDONED) and row.backup_id == chosen.backup_id:
+        if row.state in (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED) and row.backup_id == chosen.backup_id:
             return restores.resume(row.id, owner())
     row = RestoreRecord(
         id=new_id(wiring.clock()), server=chosen.server, backup_id=chosen.backup_id, target=chosen.target,

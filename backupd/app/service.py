@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.app import config, deletion, holds, jobs, logs, retention, verification
-from backupd.app.actions import perform, run_claimed
+from backupd.app.actions import of_proof, of_verification, perform, run_claimed
 from backupd.app.checkup import check
 from backupd.app.explain import Explanation, explain_here
 from backupd.app.holds import Paused
@@ -158,10 +158,17 @@ class Service:
         return restore(self._wiring, server, target, datadir, start=start, mode=mode, report=report)
 
     def test_restore(self, server: str, target: str, report: Report) -> Proof:
-        return test_restore(self._wiring, server, target, report)
+        self._wiring.settings.server(server)
+        return run_here(self._wiring, JobKind.TEST_RESTORE, server,
+                        lambda run: test_restore(self._wiring, server, target, run.report), report=report,
+                        arguments={"target": target}, result=of_proof)
 
     def verify(self, server: str | None, subset: float | None, report: Report) -> verification.VerifyOutcome:
-        return verification.verify(self._wiring, server, subset, report)
+        if server is not None:
+            self._wiring.settings.server(server)
+        return run_here(self._wiring, JobKind.VERIFY, server or "",
+                        lambda run: verification.verify(self._wiring, server, subset, run.report), report=report,
+                        arguments={"subset": subset} if subset else {}, result=of_verification)
 
     def fsck(self, *, repair: bool) -> verification.FsckOutcome:
         return verification.fsck(self._wiring, mend=repair)

@@ -99,6 +99,7 @@ class Worker:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="worker", daemon=True)
         self._next_abandon = 0.0
+        self._trouble = ""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -162,12 +163,16 @@ class Worker:
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """The worker outlives every trouble of one look: the next one may go well."""
+        trouble = ""
         try:
             work()
         except BackupdError as error:
-            say("worker-trouble", str(error), level=logging.ERROR)
+            trouble = str(error)
         except Exception as error:  # noqa: BLE001  a worker that died would be missed by nobody; all is told
-            say("worker-trouble", "".join(traceback.format_exception(error)), level=logging.ERROR)
+            trouble = "".join(traceback.format_exception(error))
+        if trouble and trouble != self._trouble:
+            say("worker-trouble", trouble, level=logging.ERROR)
+        self._trouble = trouble
 
     def _begin(self, job: JobRecord) -> None:
         here = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))

@@ -31,6 +31,7 @@ from backupd.engine.receipts import BACKUP_CNF
 from backupd.engine.sandbox import confine, is_available
 from backupd.model.errors import CancelledError, ToolError
 from backupd.process.command import Command, find_account
+from backupd.process.family import family
 from backupd.process.optionfile import render_options
 from backupd.process.redact import redact
 from backupd.process.run import run
@@ -261,7 +262,7 @@ class LaunchedServer:
         if child is None:
             return
         with contextlib.ExitStack() as stack:
-            ends = [end for pid in _family(child.pid) if (end := _open_process(pid)) is not None]
+            ends = [end for pid in family(child.pid) if (end := _open_process(pid)) is not None]
             for end in ends:
                 stack.callback(os.close, end)
             stop([child], polite_seconds=0.0)
@@ -351,24 +352,11 @@ def _greets(path: Path) -> bool:
 
 def _server_pid(child: int, program: str) -> int | None:
     """The process called ``program`` at or below ``child``: the sandbox stands between the two."""
-    for pid in _family(child):
+    for pid in family(child):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == program[:15]:
                 return pid
     return None
-
-
-def _family(child: int) -> list[int]:
-    """``child`` and all processes below it."""
-    found: list[int] = []
-    waiting = [child]
-    while waiting:
-        pid = waiting.pop()
-        found.append(pid)
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                waiting += [int(word) for word in (task / "children").read_text(encoding="ascii").split()]
-    return found
 
 
 def _open_process(pid: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -61,7 +61,7 @@ class Desk:
 
     def decide(self, *, kind: BackupKind = INCREMENT, increments: bool = True,
                info: Callable[[ServerInfo], ServerInfo] = lambda info: info,
-               policy: str = "", tool: str = "") -> Decision:
+               policy: str = "", tool: str = "", recipients: Collection[str] | None = None) -> Decision:
         self.house.policy_extra = policy
         self.house.write()
         wiring = Wiring(load_settings(self.house.config), self.wiring.catalog)
@@ -70,7 +70,7 @@ class Desk:
             found = examine(session).info
             asked: Any = _Other(physical_tool(found), tool, takes_increments=increments)
             return decide(wiring, server, kind, info(found), tool=asked, session=session,
-                          destinations=(self.destination,))
+                          destinations=(self.destination,), recipients=recipients or wiring.recipients()[1])
 
     @contextmanager
     def recorded(self, record: BackupRecord, **changes: Any) -> Iterator[None]:
@@ -149,7 +149,7 @@ def test_a_chain_of_the_policys_length_ends(desk: Desk) -> None:
         with server.connection().connect() as session:
             info = examine(session).info
             found = decide(desk.wiring, server, INCREMENT, info, tool=physical_tool(info), session=session,
-                           destinations=(desk.destination,))
+                           destinations=(desk.destination,), recipients=desk.wiring.recipients()[1])
         assert found.kind is kind, most
         if kind is not INCREMENT:
             refused(found, f"max_chain is {most}")
@@ -165,8 +165,16 @@ def test_increments_as_large_as_the_full_backup_end_the_chain(desk: Desk) -> Non
 
 
 def test_a_restore_that_would_take_longer_than_the_objective_ends_the_chain(desk: Desk) -> None:
-    refused(desk.decide(policy="objectives: {rto: 1s}\n"), "3 increments", "the objective (rto) is 1.0s")
+    # Without any speed measured, a full backup of this size is assumed to take 5 s and each increment adds to that.
+    large = replace(desk.records[-1].stats, bytes_source=10**10)
+    with desk.recorded(desk.records[-1], stats=large):
+        refused(desk.decide(policy="objectives: {rto: 1m}\n"), "3 increments", "the objective (rto) is 1m")
     assert desk.decide(policy="objectives: {rto: 1h}\n").kind is INCREMENT
+    assert desk.decide(policy="objectives: {rto: 1s}\n").kind is INCREMENT, "full backups alone take longer than that"
+
+
+def test_an_increment_is_not_sealed_for_other_keys_than_what_it_builds_on(desk: Desk) -> None:
+    refused(desk.decide(recipients=["0" * 40]), "sealed for other keys")
 
 
 def test_another_server_tool_or_series_is_noticed(desk: Desk) -> None:
