@@ -72,7 +72,7 @@ def oracle(cadence: str, zone: str, after: datetime, until: datetime) -> list[da
         while reached < wall:
             reached += MINUTE
             due = fits(cadence, reached) or due
-        if due and moment > after:
+        if due and after < moment <= until:
             found.append(moment)
     return found
 
