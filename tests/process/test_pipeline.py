@@ -199,6 +199,7 @@ def test_a_child_that_blocks_sigterm_is_stopped_by_sigint(mark: str, tmp_path: P
     blocker = py(f"""
         import pathlib, signal, sys, time
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run where it is ignored
         try:
             sys.stdout.write("ready"); sys.stdout.flush()
             while True: time.sleep(1)
