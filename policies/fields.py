@@ -30,6 +30,10 @@ BASE = "base"
 """Key of pydantic's validation context: the folder of the file, which relative paths start from."""
 
 _LARGEST = 2**63 - 1
+LONGEST = timedelta(days=36525)
+"""Of any duration: calendars end, and nobody means it."""
+SELDOMEST = timedelta(days=366)
+"""Of ``every``: a leg that comes less often than once a year is a mistake."""
 
 
 class Section(BaseModel):
@@ -53,6 +57,10 @@ def _size(value: Any) -> int:
     return size
 
 
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")
+
+
 def _duration(value: Any) -> timedelta:
     if isinstance(value, timedelta):
         return value
@@ -61,9 +69,15 @@ def _duration(value: Any) -> timedelta:
     try:
         duration = parse_duration(value)
     except OverflowError:
-        raise ValueError(f"{value!r} is too long a time") from None
+        raise ValueError(f"{_short(value)} is too long a time") from None
+    except ValueError:
+        if re.search(r"\d{1000}", value):  # more digits than Python reads
+            raise ValueError(f"{_short(value)} is too long a time") from None
+        raise
     if not duration:
         raise ValueError("must be longer than 0s")
+    if duration > LONGEST:
+        raise ValueError(f"{_short(value)} is too long a time: at most {LONGEST.days}d, a hundred years")
     return duration
 
 
@@ -83,6 +97,8 @@ def every(text: str) -> timedelta | None:
     interval = _duration(found[1])
     if interval < timedelta(minutes=1):
         raise ValueError(f"{text!r} is too often: at least every 1m")
+    if interval > SELDOMEST:
+        raise ValueError(f"{text!r} is too seldom: at most every {SELDOMEST.days}d")
     return interval
 
 

@@ -24,7 +24,8 @@ def advice(policy: Policy, configuration: Configuration | None = None) -> list[s
 
     ``configuration``: where the policy's destinations are described; without it nothing is said about them.
     """
-    return [*_missing(policy), *_off_site(policy, configuration), *_window(policy), *_chain(policy), *_promises(policy)]
+    return [*_missing(policy), *_off_site(policy, configuration), *_window(policy), *_chain(policy), *_promises(policy),
+            *_repetitions(policy)]
 
 
 def _missing(policy: Policy) -> Iterator[str]:
@@ -117,6 +118,16 @@ def _promises(policy: Policy) -> Iterator[str]:
     if steps and rpo < min(steps):
         yield (f"objectives.rpo: {_span(rpo)} cannot be kept: without binlog all work since the last backup is lost, "
                f"up to {_span(min(steps))}")
+
+
+def _repetitions(policy: Policy) -> Iterator[str]:
+    longest = policy.retry.longest
+    for location, cadence in schedules(policy):
+        shortest, _longest = distances(cadence)
+        if longest > shortest:
+            yield (f"retry: waits up to {_span(longest)} before the last attempt, longer than the time between two "
+                   f"runs of {'.'.join(map(str, location))} (`{cadence}`: {_span(shortest)}): the next run takes the "
+                   "place of a repetition that still waits")
 
 
 def crowds(configuration: Configuration, policies: Mapping[str, Policy]) -> list[str]:

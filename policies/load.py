@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from backupd.model.errors import ConfigurationError, Problem
 from backupd.model.ids import is_name
 from policies.configuration import Configuration
 from policies.contradictions import contradictions
 from policies.document import Node, read_document
-from policies.fields import local_path
-from policies.problems import place, suggestion, validate
+from policies.fields import BASE, local_path
+from policies.problems import Model, place, suggestion, validate
 from policies.schema import Policy
 
 SUFFIX = ".yaml"
@@ -30,11 +33,15 @@ class PolicyFile:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration and its policies, checked against each other."""
+    """A configuration and its policies, checked against each other. ``broken``: what is wrong with policies that cannot
+    be used, by their name; of those that no server follows, unless others were asked for. ``document``: all that is
+    valid as plain values, which ``revived`` understands."""
 
     file: Path
     configuration: Configuration
     policies: Mapping[str, Policy] = field(default_factory=dict)
+    broken: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_policy(path: Path) -> Policy:
@@ -45,8 +52,11 @@ def load_policy(path: Path) -> Policy:
     return found.policy
 
 
-def load(path: Path) -> Loaded:
-    """The configuration file and every policy in its folder. Raises ConfigurationError, all problems in one."""
+def load(path: Path, *, strict: bool = True) -> Loaded:
+    """The configuration file and every policy in its folder. Raises ConfigurationError, all problems in one.
+
+    A policy that no server follows, or any one where not ``strict``, raises nothing: it is among the ``broken``.
+    """
     node, problems = read_document(path)
     if node is None:
         raise ConfigurationError(problems, hint=f"`backupd policy example backupd` shows a complete file for {path}"
@@ -54,17 +64,59 @@ def load(path: Path) -> Loaded:
     configuration, wrong = validate(Configuration, node, path)
     problems += wrong
     folder = configuration.policies if configuration else _guess_folder(node, path)
-    files = {} if folder is None else read_policies(folder, problems, file=path, line=node.key_lines.get("policies"))
-    for found in files.values():
-        problems += found.problems
-    if folder is not None and folder.is_dir():
-        problems += _unknown_policies(node, path, files)
+    wrong_folder: list[Problem] = []
+    line = node.key_lines.get("policies")
+    files = {} if folder is None else read_policies(folder, wrong_folder, file=path, line=line)
     destinations = node.names("destinations")
-    for found in files.values():
-        problems += unknown_destinations(found, destinations)
+    broken = _broken(files, destinations, wrong_folder)
+    if folder is not None and folder.is_dir():
+        for name, unknown in _unknown_policies(node, path, files):
+            broken.setdefault(name, []).append(unknown)
+    used = {server.policy for server in configuration.servers.values()} if configuration else set(broken)
+    nowhere = [problem for problem in wrong_folder if problem.file == str(path)]
+    for name in used - set(files):
+        broken.setdefault(name, []).extend(nowhere)
+    if strict or configuration is None:
+        fatal = {id(one): one for name in used & set(broken) for one in broken[name]}
+        problems += [*fatal.values(), *(one for one in nowhere if id(one) not in fatal)]
     if problems or configuration is None:
         raise ConfigurationError(sorted(problems, key=lambda p: (p.file != str(path), p.file, p.line or 0)))
-    return Loaded(path, configuration, {name: found.policy for name, found in files.items() if found.policy})
+    good = {name: found for name, found in files.items() if found.policy and name not in broken}
+    document = {"file": str(path.absolute()), "configuration": node.plain(),
+                "policies": {name: found.node.plain() for name, found in good.items() if found.node}}
+    return Loaded(path, configuration, {name: found.policy for name, found in good.items() if found.policy},
+                  {name: tuple(found) for name, found in broken.items()}, document)
+
+
+def revived(document: Mapping[str, Any]) -> Loaded:
+    """From the ``document`` of what was loaded, the same again, without a look at its files. Paths still begin at the
+    folders of those. Raises ConfigurationError, KeyError."""
+    path = Path(document["file"])
+    configuration = _revived(Configuration, document["configuration"], path)
+    policies = {name: _revived(Policy, plain, configuration.policies / f"{name}{SUFFIX}")
+                for name, plain in document["policies"].items()}
+    return Loaded(path, configuration, policies, document=document)
+
+
+def _revived(model: type[Model], plain: Any, file: Path) -> Model:
+    try:
+        return model.model_validate(plain, context={BASE: file.absolute().parent})
+    except ValidationError as error:
+        raise ConfigurationError([Problem(str(file), None, "", f"{len(error.errors())} settings that were in force do "
+                                          "not fit this version: was it upgraded?")]) from error
+
+
+def _broken(files: Mapping[str, PolicyFile], destinations: Collection[str],
+            wrong_folder: Sequence[Problem]) -> dict[str, list[Problem]]:
+    """What is wrong with each policy, by its name."""
+    broken: dict[str, list[Problem]] = {}
+    for name, found in files.items():
+        if wrong := [*found.problems, *unknown_destinations(found, destinations)]:
+            broken[name] = wrong
+    for problem in wrong_folder:
+        if problem.field != "policies":
+            broken.setdefault(Path(problem.file).stem, []).append(problem)
+    return broken
 
 
 def read_policy(path: Path) -> PolicyFile:
@@ -132,7 +184,8 @@ def _contradictions(policy: Policy | None, node: Node, path: Path) -> list[Probl
     return [Problem(str(path), *place(node, one.location), one.message) for one in found]
 
 
-def _unknown_policies(node: Node, path: Path, files: Mapping[str, PolicyFile]) -> list[Problem]:
+def _unknown_policies(node: Node, path: Path, files: Mapping[str, PolicyFile]) -> list[tuple[str, Problem]]:
+    """Names of policies that servers follow and that have no file, each with where it stands."""
     problems = []
     servers = node.child("servers")
     for server in node.names("servers"):
@@ -140,9 +193,9 @@ def _unknown_policies(node: Node, path: Path, files: Mapping[str, PolicyFile]) -
         named = entry.child("policy") if entry is not None else None
         if named is not None and isinstance(named.value, str) and named.value not in files:
             line, dotted = place(node, ("servers", server, "policy"))
-            problems.append(Problem(str(path), line, dotted,
-                                    f"no policy `{named.value}` in the folder of policies"
-                                    f"{suggestion(named.value, files)}"))
+            problems.append((named.value, Problem(str(path), line, dotted,
+                                                  f"no policy `{named.value}` in the folder of policies"
+                                                  f"{suggestion(named.value, files)}")))
     return problems
 
 

@@ -33,6 +33,7 @@ _MESSAGES = {
     "bool_parsing": "must be true or false",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
+    "int_parsing_size": "is too large a number",
     "int_from_float": "must be a whole number",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
@@ -25,6 +26,9 @@ from policies.fields import (
 NO_LOGICAL_INCREMENTS = (
     "logical backups have no increments: take a full one each week and let the binary log fill the days between; "
     "`backupd policy example weekly-logical` is such a policy")
+
+LONGEST_WAIT = timedelta(days=1)
+"""Between two attempts of a run: whoever waits longer has given up."""
 
 
 class Physical(Section):
@@ -108,8 +112,17 @@ class Retry(Section):
 
     attempts: int = Field(3, ge=1, le=20, description="How often a run is tried in all.", examples=[3])
     pause: Duration = Field(
-        "5m", validate_default=True, examples=["5m"],
-        description="How long to wait before the second try; each further wait is twice as long.")
+        "5m", validate_default=True, le=LONGEST_WAIT, examples=["5m"],
+        description="How long to wait before the second try; each further wait is twice as long, at most a day.")
+
+    def wait(self, attempt: int) -> timedelta:
+        """How long to wait after the failure of this attempt, counted from 1."""
+        return min(self.pause * (1 << attempt - 1), LONGEST_WAIT)
+
+    @property
+    def longest(self) -> timedelta:
+        """The wait before the last attempt; none without one."""
+        return self.wait(self.attempts - 1) if self.attempts > 1 else timedelta(0)
 
 
 class Limits(Section):

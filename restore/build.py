@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.datafiles import verify_tables
+from backupd.engine.datafiles import rejoin_renamed, verify_tables
 from backupd.engine.external import remap
 from backupd.engine.launch import options_for_copy
 from backupd.engine.physical import PhysicalTool, verify_files
@@ -104,7 +104,11 @@ def build(
         verify_tables(base, [entry.path for entry in chain[-1].body.entries])
         for increment in increments:
             shutil.rmtree(increment)
+        rejoined = rejoin_renamed(base)
         moved = remap(base, store=store, final=final_store)
     if moved:
         warnings.append(f"{len(moved)} tablespaces with a DATA DIRECTORY are now in {final_store or store}")
+    if rejoined:
+        warnings.append("renamed into another schema at the source, where the server may not find their data after its"
+                        f" next restart (RENAME TABLE back, before that, mends it): {', '.join(rejoined)}")
     return Built(tuple(warnings), options_for_copy(base, chain[-1].body.facts.server.variables))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from backupd.model import proof as proofs
 from backupd.model.proof import Check, Phase, Proof
 from restore.checks import FAILED
 
@@ -21,14 +22,18 @@ def make_proof(
     checks: Sequence[Check],
     tables_compared: int,
     error: str = "",
+    obstacle: str = "",
 ) -> Proof:
-    """``failed`` when anything failed or ended early (``error``: its whole text), ``proved`` when tables were
-    compared with a witness, ``restored`` when there was none to compare with."""
-    if error or any(check.outcome == FAILED for check in checks):
-        outcome = "failed"
-        error = error or "; ".join(f"{check.name}: {check.detail}" for check in checks if check.outcome == FAILED)
+    """``failed`` when a check failed or the data was found damaged (``error``: the whole text), ``undecided`` when
+    something else ended the test early (``obstacle``: the whole text), ``proved`` when tables were compared with a
+    witness, ``restored`` when there was none to compare with."""
+    told = "; ".join(f"{check.name}: {check.detail}" for check in checks if check.outcome == FAILED)
+    if error or told:
+        outcome, error = proofs.FAILED, error or told
+    elif obstacle:
+        outcome, error = proofs.UNDECIDED, obstacle
     else:
-        outcome = "proved" if tables_compared else "restored"
+        outcome = proofs.PROVED if tables_compared else proofs.RESTORED
     return Proof(
         id=proof_id,
         server=server,

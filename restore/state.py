@@ -17,6 +17,8 @@ DATADIR_MODE = 0o750
 """Of a data directory that did not exist; an existing one keeps its own."""
 MARKER = ".backupd-restore.json"
 """Lies in the restored data directory: by it the directory is known to be complete."""
+UNKNOWN = "unknown"
+"""Instead of the id of a restore, which is never this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,14 @@ def marker_time(datadir: Path) -> datetime:
     return datetime.fromtimestamp((datadir / MARKER).stat().st_mtime, UTC)
 
 
-def restored_at(datadir: Path) -> datetime | None:
-    """When backupd last restored ``datadir``; None where it never did, or where this process may not look."""
+def restored_by(datadir: Path) -> str:
+    """Id of the restore that made ``datadir``; "" where backupd never restored it, UNKNOWN where the marker cannot be
+    read."""
     try:
-        return marker_time(datadir)
-    except OSError:
-        return None
+        marker = read_marker(datadir)
+    except RefusedError:
+        return UNKNOWN
+    return marker.restore_id if marker else ""
 
 
 def write_marker(folder: Path, state: State) -> None:

@@ -13,6 +13,9 @@
     tombstones/<object>.json                        about to be collected
     quarantine/<object>.json                        found damaged, never reused
     marks/<server>/<id>.json                        backup marked deleted
+    held/<server>/<id>.json                         backup kept on purpose
+    held/<server>/server.json                       nothing of this server is deleted
+    held/all/servers.json                           nothing at all is deleted
 
 An object is named ``<identity: 64 hex>-<first 16 hex of the SHA-256 of its stored bytes>``, so two different byte
 strings never share a name.
@@ -25,6 +28,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from backupd.model.errors import DamagedError, DestinationError, UsageError
+from backupd.model.hold import EVERY_SERVER
 from backupd.model.ids import is_id, is_name
 from backupd.model.manifest import Entry
 
@@ -36,6 +40,7 @@ PINS = "pins/"
 TOMBSTONES = "tombstones/"
 QUARANTINE = "quarantine/"
 MARKS = "marks/"
+HELD = "held/"
 
 MANIFEST = "manifest.json"
 BODY = "body.jsonl.zst.gpg"
@@ -52,6 +57,8 @@ _NAME_MAX = 255
 """Bytes in one file name on every Linux file system that matters."""
 
 _OBJECT = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
+_HELD_ALL = HELD + "all/servers.json"
+_HELD_SERVER = "server.json"
 _KEY_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -119,6 +126,24 @@ def mark_key(server: str, backup_id: str) -> str:
     return f"{MARKS}{_server(server)}/{_id(backup_id)}.json"
 
 
+def keep_key(server: str, backup_id: str) -> str:
+    return f"{HELD}{_server(server)}/{_id(backup_id)}.json"
+
+
+def hold_key(server: str) -> str:
+    """``server`` may be ``*``: every one."""
+    return _HELD_ALL if server == EVERY_SERVER else f"{HELD}{_server(server)}/{_HELD_SERVER}"
+
+
+def held_server(key: str) -> str | None:
+    """The server (``*``: every one) whose hold lies under ``key``, None for anything else."""
+    if key == _HELD_ALL:
+        return EVERY_SERVER
+    parts = key.split("/")
+    ours = len(parts) == 3 and parts[0] + "/" == HELD and parts[2] == _HELD_SERVER
+    return parts[1] if ours and is_name(parts[1]) else None
+
+
 def intent_key(backup_id: str) -> str:
     return f"{INTENTS}{_id(backup_id)}.json"
 
@@ -128,9 +153,9 @@ def pin_key(restore_id: str) -> str:
 
 
 def backup_of(key: str) -> tuple[str, str] | None:
-    """(server, backup id) of a key or tree under ``servers/`` or of a mark, None for anything else."""
+    """(server, backup id) of a key or tree under ``servers/``, of a mark or a keep, None for anything else."""
     parts = key.split("/")
-    if len(parts) < 3 or parts[0] + "/" not in {SERVERS, MARKS}:
+    if len(parts) < 3 or parts[0] + "/" not in {SERVERS, MARKS, HELD}:
         return None
     server, backup_id = parts[1], parts[2].removesuffix(".json")
     return (server, backup_id) if is_name(server) and is_id(backup_id) else None

@@ -14,10 +14,10 @@ from backupd.app.restores import test_restore
 from backupd.app.run import JobRun, Result
 from backupd.app.wiring import Wiring, owner
 from backupd.model.backup import BackupKind
-from backupd.model.errors import BackupdError, DamagedError
+from backupd.model.errors import BackupdError, DamagedError, RefusedError
 from backupd.model.job import JobKind
 from backupd.model.progress import Report, silent
-from backupd.model.proof import Phase, Proof
+from backupd.model.proof import UNDECIDED, Phase, Proof
 
 Action = Callable[[Wiring, JobRun], Result]
 
@@ -59,11 +59,15 @@ def _test_restore(wiring: Wiring, run: JobRun) -> Result:
 def of_proof(proof: Proof) -> Result:
     """What the row of a test restore says."""
     problem = None
-    if proof.outcome == "failed":
+    if not proof.is_good:
         failed = [f"{check.name}: {check.detail}" for check in proof.checks if check.outcome == "failed"]
-        problem = BackupdError(f"backup {proof.backup_id} did not pass its test restore to {proof.target}",
-                               detail="\n".join([*([proof.error] if proof.error else []), *failed]),
-                               hint=f"look at its damages: backupd verify {proof.server}; and take a new full backup")
+        undecided = proof.outcome == UNDECIDED
+        problem = BackupdError(
+            f"the test restore of backup {proof.backup_id} to {proof.target} "
+            + ("did not come to its end, which says nothing about the backup" if undecided else "failed"),
+            detail="\n".join([*([proof.error] if proof.error else []), *failed]),
+            hint="mend what kept it from that, then test again" if undecided
+            else f"look at its damages: backupd verify {proof.server}; and take a new full backup")
     # Without phases: rates count those of the proof itself.
     return Result(proof.id, max((phase.bytes for phase in proof.phases), default=0), problem=problem)
 
@@ -92,7 +96,10 @@ def _challenge(wiring: Wiring, run: JobRun) -> Result:
 
 def _retention(wiring: Wiring, run: JobRun) -> Result:
     retention.apply(wiring, run.job.server, run, really=bool(run.job.arguments.get("really")))
-    return Result()
+    if run.job.server in wiring.settings.servers:
+        return Result()
+    return Result(problem=RefusedError(f"{run.job.server} is not configured: no rule says what may go, so all stays",
+                                       hint="delete what is not needed any more: backupd backups delete ID"))
 
 
 _ACTIONS: Mapping[JobKind, Action] = {

@@ -8,29 +8,37 @@ from backupd.model.errors import BackupdError, NotFoundError
 from backupd.model.manifest import Header
 from backupd.model.server import Position
 from backupd.transfer.inventory import backup_ids, read
+from backupd.transfer.keeping import kept_at
 from backupd.transfer.manifestio import load_body
-from backupd.transfer.remove import marks
+from backupd.transfer.remove import is_whole, marks
 from storage.destination import Destination
 
 _CLOSED = "taken in from its manifest; its position is unknown, because no private key was at hand to open the body"
 
 
 def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None = None) -> list[str]:
-    """Write a row for every intact backup at ``destination`` that has none, or none for this copy; gives their ids.
+    """Write a row for every backup with an intact manifest at ``destination`` that has none, or none for this copy;
+    gives their ids.
 
     Such a backup was committed by a process that died before it could write the row. Of damaged manifests fsck tells.
     """
     adopted = []
-    deleted = marks(destination)
+    deleted, kept = marks(destination), kept_at(destination).backups
     for owner in backup_ids(destination, server):
         if _is_known(wiring, owner[1], destination.name):
             continue
         found = read(destination, *owner)
         if found is None or not isinstance(found.header, Header):
             continue
-        _adopt(wiring, destination, found.header, deleted=owner in deleted)
+        _adopt(wiring, destination, found.header, deleted=owner in deleted, pinned=owner in kept)
         adopted.append(owner[1])
     return adopted
+
+
+def soundness(destination: Destination, server: str, backup_id: str) -> str:
+    """The state of an unmarked copy, by what is at the destination: what was found out about it before (quarantine)
+    counts whatever became of the catalog."""
+    return str(BackupState.COMPLETE if is_whole(destination, server, backup_id) else BackupState.DAMAGED)
 
 
 def _is_known(wiring: Wiring, backup_id: str, destination: str) -> bool:
@@ -41,15 +49,18 @@ def _is_known(wiring: Wiring, backup_id: str, destination: str) -> bool:
     return any(copy.destination == destination for copy in record.copies)
 
 
-def _adopt(wiring: Wiring, destination: Destination, header: Header, *, deleted: bool) -> None:
-    copy = Copy(destination.name, "deleted" if deleted else "complete", header.finished_at)
+def _adopt(wiring: Wiring, destination: Destination, header: Header, *, deleted: bool, pinned: bool) -> None:
+    state = str(BackupState.DELETED) if deleted else soundness(destination, header.server, header.backup_id)
+    copy = Copy(destination.name, state, header.finished_at)
     try:
         wiring.catalog.backups.add_copy(header.backup_id, copy)
     except NotFoundError:
-        wiring.catalog.backups.add(_record(wiring, destination, header, copy, deleted=deleted))
+        wiring.catalog.backups.add(_record(wiring, destination, header, copy, pinned=pinned))
+    else:
+        wiring.catalog.backups.set_copy_state(header.backup_id, destination.name, state)
 
 
-def _record(wiring: Wiring, destination: Destination, header: Header, copy: Copy, *, deleted: bool) -> BackupRecord:
+def _record(wiring: Wiring, destination: Destination, header: Header, copy: Copy, *, pinned: bool) -> BackupRecord:
     position, flavour, server_version, tool_version = Position(), "", "", ""
     warnings: tuple[str, ...] = (_CLOSED,)
     if wiring.settings.restore is not None:
@@ -63,7 +74,8 @@ def _record(wiring: Wiring, destination: Destination, header: Header, copy: Copy
             tool_version = str(facts.tool.version)
     return BackupRecord(
         id=header.backup_id, server=header.server, kind=BackupKind(header.kind),
-        state=BackupState.DELETED if deleted else BackupState.COMPLETE, parent=header.parent,
+        state=BackupState(copy.state), parent=header.parent,
         started_at=header.started_at, finished_at=header.finished_at, stats=header.stats, position=position,
-        flavour=flavour, server_version=server_version, tool_version=tool_version, warnings=warnings, copies=(copy,),
-        from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid, reason=header.reason)
+        flavour=flavour, server_version=server_version, tool_version=tool_version, pinned=pinned, warnings=warnings,
+        copies=(copy,), from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid,
+        reason=header.reason)

@@ -29,6 +29,7 @@ from backupd.model.proof import Witness
 from backupd.model.units import format_duration
 from restore.plan import DEFAULT_RATES
 from restore.runbook import render_runbook
+from restore.state import restored_by
 from restore.unpack import render_unpack
 from storage.destination import Destination
 
@@ -75,9 +76,9 @@ def _behind(wiring: Wiring, server: str) -> timedelta:
 def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) -> BackupRecord:
     destinations = wiring.required(server)
     for destination in destinations:
-        # What dead runs left goes first; one of them may have died between its manifest and its row.
-        sweep_destination(wiring, destination)
+        # One of the runs that are dead may have died between its manifest and its row; what the others left goes.
         adopt_unknown(wiring, destination, server.name)
+        sweep_destination(wiring, destination, wait=False)
     run.check()
     with ExitStack() as stack:
         spec = resolve(wiring, server, kind, run, destinations, stack.enter_context(wiring.workdir(run.job.id)))
@@ -119,7 +120,7 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         behind=behind, level=wiring.settings.encryption.compression_level, workers=worker_count(),
         parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings,
         parent=_parent(decision), reason=decision.reason, config=lambda: artefact.content,
-        spool=wiring.settings.spool / "clone")
+        spool=wiring.settings.spool / "clone", restored_by=restored_by(Path(probed.info.datadir)))
 
 
 def _parent(decision: Decision) -> Parent | None:

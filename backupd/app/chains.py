@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from backupd.app.restores import measured_rates
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.engine.client import Session
-from backupd.engine.history import contradiction
+from backupd.engine.history import contradiction, current_lsn, last_checkpoint, layout_of, missing_evidence
+from backupd.engine.imports import imported_tables, newest_table
 from backupd.engine.physical import PhysicalTool
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import DamagedError, NotFoundError
-from backupd.model.manifest import Header
+from backupd.model.manifest import Header, Landmarks
 from backupd.model.server import ServerInfo, Version
 from backupd.model.units import format_duration, format_size
 from backupd.recovery.chains import chain_of
@@ -27,13 +29,14 @@ from backupd.transfer.inventory import read
 from backupd.transfer.remove import is_whole, marks
 from policies.schema import Physical
 from restore.plan import DEFAULT_RATES, bytes_of
-from restore.state import restored_at
+from restore.state import MARKER, UNKNOWN, restored_by
 from storage.destination import Destination
 
 _PHASES = ("fetched", "prepared", "restored", "started")
 _WORTH_IT = 32 * 1024 * 1024
 """Bytes. Below this a full backup instead of increments saves nobody anything: of a small server, each increment is
 mostly redo log that the server has not written to its tables yet."""
+_GOOD = ("proved", "restored")
 _MAX_CHAIN: int = Physical.model_fields["max_chain"].default
 
 
@@ -93,13 +96,19 @@ def _objections(wiring: Wiring, server: ServerSettings, info: ServerInfo, chain:
     yield from _of_time(wiring, server, chain)
     for destination in destinations:
         yield from _of_copies(destination, chain, tool, recipients)
+    yield from _of_proofs(wiring, chain)
     last = chain[-1]
-    restored = restored_at(Path(info.datadir))
-    if restored is not None and restored >= last.started_at:
-        yield f"the server was restored at {format_time(restored)}, after backup {last.id}"
     against = contradiction(session, info, last.position, last.to_lsn)
     if against:
         yield f"{against} (compared with backup {last.id})"
+    landmarks = next((found.header.landmarks for destination in destinations
+                      for found in [read(destination, last.server, last.id)]
+                      if found is not None and isinstance(found.header, Header)), None)
+    if landmarks is None:
+        yield f"{last.id} does not tell by what to know that the server goes on from it: an earlier version took it"
+        return
+    yield from _of_history(session, info, last, landmarks)
+    yield from _of_tables(session, last, landmarks)
 
 
 def _of_length(server: ServerSettings, chain: tuple[BackupRecord, ...]) -> Iterator[str]:
@@ -172,3 +181,52 @@ def _of_copies(destination: Destination, chain: tuple[BackupRecord, ...], tool: 
             yield f"{record.id} is sealed for other keys than the configuration names now"
         elif not is_whole(destination, record.server, record.id):
             yield f"{where} is damaged: objects of it are missing or not as long as they were"
+
+
+def _of_history(session: Session, info: ServerInfo, last: BackupRecord, landmarks: Landmarks) -> Iterator[str]:
+    """Is the server of the same life as it was, and are its files laid out as they were?"""
+    restored = restored_by(Path(info.datadir))
+    if restored == UNKNOWN:
+        yield f"it is not known whether the server was restored after backup {last.id}: {MARKER} cannot be read"
+    elif restored != landmarks.restore:
+        yield (f"the server was restored after backup {last.id} (restore {restored})" if restored
+               else f"this is not the data directory that backup {last.id} was taken from")
+    missing = missing_evidence(info, last.position, landmarks.log)
+    if missing:
+        yield f"{missing} (compared with backup {last.id})"
+    for name, reached, before in (("log sequence number", current_lsn(session), landmarks.last_lsn),
+                                  ("checkpoint", last_checkpoint(session), last.to_lsn)):
+        if reached is not None and reached < before:
+            yield f"the server's {name} is {reached}, backup {last.id} goes to {before}: it was set back or made anew"
+    now = layout_of(info)
+    changed = sorted(name for name in {*now, *landmarks.layout} if now.get(name) != landmarks.layout.get(name))
+    if changed:
+        yield f"{', '.join(changed)} changed since {last.id}"
+
+
+def _of_tables(session: Session, last: BackupRecord, landmarks: Landmarks) -> Iterator[str]:
+    """Does a table hold pages that no increment would contain?"""
+    if landmarks.table is None or newest_table(session) is None:
+        yield (f"which tables were made or imported since {last.id} is not known: a table is or was without its"
+               " tablespace (DISCARD TABLESPACE), or the account lacks PROCESS")
+        return
+    try:
+        imported = imported_tables(session, newer_than=landmarks.table, lsn=last.to_lsn)
+    except OSError as error:
+        yield f"a table that was made since {last.id} cannot be read: {error.strerror} ({error.filename})"
+        return
+    if imported:
+        named = ", ".join(imported[:5]) + (f" and {len(imported) - 5} more" if len(imported) > 5 else "")
+        yield f"pages of a tablespace that was imported since {last.id} are in no increment: {named}"
+
+
+def _of_proofs(wiring: Wiring, chain: tuple[BackupRecord, ...]) -> Iterator[str]:
+    """Did a test restore find a member bad, and none since then find it, or one that builds on it, good?"""
+    good: datetime | None = None
+    for record in reversed(chain):
+        proofs = wiring.catalog.proofs.list(record.server, backup_id=record.id)
+        bad = max((proof.finished_at for proof in proofs if not proof.is_good), default=None)
+        good = max((found for found in (good, *(proof.finished_at for proof in proofs if proof.outcome in _GOOD))
+                    if found is not None), default=None)
+        if bad is not None and (good is None or good < bad):
+            yield f"the test restore of {record.id} at {format_time(bad)} failed"

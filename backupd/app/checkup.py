@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from backupd.app import keys
+from backupd.app import holds, keys, queuewatch
 from backupd.app.forecast import room
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
-from backupd.backup.finding import Finding, from_error, warning
+from backupd.backup.finding import Finding, error, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.model.backup import BackupKind
 from backupd.model.errors import BackupdError
@@ -25,15 +25,22 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     With several servers each subject begins with the server's name.
     """
     names = [server_name] if server_name is not None else sorted(wiring.settings.servers)
-    found: list[Finding] = []
+    found: list[Finding] = [warning("policy", f"{problem} (no server follows it)")
+                            for problem in wiring.settings.unused()]
     for name in names:
-        findings = _check_server(wiring, wiring.settings.server(name))
+        server = wiring.settings.server(name)
+        findings = _check_server(wiring, server) if server.usable else [
+            error("policy", str(problem), f"nothing that needs policy {server.policy_name} works for {name}, and the "
+                                          "service does not start") for problem in server.problems]
         if len(names) > 1:
             findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
         found += findings
     found += keys.findings(wiring)
+    found += holds.findings(wiring, names)
+    found += queuewatch.findings(wiring)
     configuration = wiring.settings.configuration
-    for name in sorted({place for server in names for place in wiring.settings.server(server).required}):
+    usable = [server for server in map(wiring.settings.server, names) if server.usable]
+    for name in sorted({place for server in usable for place in server.required}):
         found += room(wiring, name)
     found += [warning("configuration", text) for text in settings_not_yet_active(configuration)]
     found += [warning("policy", text) for text in crowds(configuration, wiring.settings.policies)]

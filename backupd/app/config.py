@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from backupd.app.dependence import require_keys
+from backupd.app.extraction import Member, extract, member_of
 from backupd.app.wiring import Wiring
-from backupd.backup.hostfiles import FILES
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, NotFoundError, RefusedError
 from backupd.transfer.manifestio import load_header, load_side_file
 
 _LIMIT = 1024**3
 """Bytes of an opened artefact; collecting stops far below."""
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """``kind``: ``file``, ``folder`` or ``link`` (to ``target``). ``mode`` and ``owner``: as on the source's host."""
-
-    name: str
-    kind: str
-    size: int
-    mode: int
-    owner: str
-    target: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "kind": self.kind, "size": self.size, "mode": f"{self.mode:04o}",
-                "owner": self.owner, "target": self.target}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +37,16 @@ def show(wiring: Wiring, backup_id: str, out: Path | None = None) -> Contents:
 
     Raises NotFoundError when the backup has none, KeyUnusableError, DamagedError, RefusedError for ``out``.
     """
-    raw = _opened(wiring, backup_id)
+    found = _members(_opened(wiring, backup_id), backup_id)
+    members = tuple(member for member, _ in found)
+    if out is None:
+        return Contents(backup_id, members)
     try:
-        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
-            infos = tar.getmembers()
-            members = tuple(_member(info) for info in infos)
-            if out is None:
-                return Contents(backup_id, members)
-            files = {info.name: _content(tar, info) for info in infos if info.isreg()}
-    except tarfile.TarError as error:
-        raise DamagedError(f"the configuration of backup {backup_id} cannot be read", [str(error)]) from error
-    try:
-        return _extract(Contents(backup_id, members), files, out)
+        written, left_out = extract(found, out)
     except OSError as error:
         raise RefusedError(f"the configuration cannot be written to {out}: {error.strerror}",
                            hint="name an empty folder of yours, with room") from error
+    return Contents(backup_id, members, written, left_out)
 
 
 def _opened(wiring: Wiring, backup_id: str) -> bytes:
@@ -91,52 +68,17 @@ def _opened(wiring: Wiring, backup_id: str) -> bytes:
     raise errors[0] if errors else NotFoundError(f"no destination holds backup {backup_id}")
 
 
-def _member(info: tarfile.TarInfo) -> Member:
-    kind = "link" if info.issym() else "folder" if info.isdir() else "file"
-    return Member(info.name, kind, info.size, info.mode, info.uname or str(info.uid), info.linkname)
-
-
-def _content(tar: tarfile.TarFile, info: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(info)
-    return file.read() if file is not None else b""
-
-
-def _extract(contents: Contents, files: Mapping[str, bytes], out: Path) -> Contents:
-    """Folders, then files, and links last, so that nothing is ever written through one."""
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if any(out.iterdir()):
-        raise RefusedError(f"{out} is not empty", hint="name a new folder: what lies there is never overwritten")
-    written: list[Path] = []
-    left_out: list[str] = []
-    names = {member.name for member in contents.members}
-    for member in sorted(contents.members, key=lambda one: (("folder", "file", "link").index(one.kind), one.name)):
-        inside = PurePosixPath(member.name)
-        if inside.is_absolute() or ".." in inside.parts or not inside.parts:
-            left_out.append(f"{member.name} is not written: its path leads out of the folder")
-            continue
-        path = out / inside
-        _folders(out, inside if member.kind == "folder" else inside.parent)
-        if member.kind == "file":
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(files[member.name])
-        elif member.kind == "link":
-            target = _within(member)
-            if target not in names:
-                left_out.append(f"{member.name} is not written: it is a link to {member.target}, which was not kept")
-                continue
-            path.symlink_to(os.path.relpath(target, inside.parent))
-        if member.kind != "folder":
-            written.append(path)
-    return Contents(contents.backup_id, contents.members, tuple(written), tuple(left_out))
-
-
-def _folders(out: Path, inside: PurePosixPath) -> None:
-    for folder in (*reversed(inside.parents), inside):
-        (out / folder).mkdir(mode=0o700, exist_ok=True)
-
-
-def _within(member: Member) -> str:
-    """The member that a link leads to: an absolute target is one of the source's host, not of this one."""
-    start = FILES if member.target.startswith("/") else str(PurePosixPath(member.name).parent)
-    return os.path.normpath(f"{start}/{member.target}")
+def _members(raw: bytes, backup_id: str) -> list[tuple[Member, bytes]]:
+    """What a tar holds, with the content of files. Raises DamagedError."""
+    found = []
+    try:
+        with tarfile.open(fileobj=io.BytesIO(raw), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+            for info in tar:
+                if info.size < 0:  # the next member would be this one again, for ever
+                    raise tarfile.ReadError(f"{info.name} has less than no bytes")
+                member = member_of(info)
+                file = tar.extractfile(info) if member.kind == "file" else None
+                found.append((member, file.read() if file else b""))
+    except (tarfile.TarError, ValueError, RecursionError) as error:  # the latter two for headers that are nonsense
+        raise DamagedError(f"the configuration of backup {backup_id} cannot be read", [str(error)]) from error
+    return found

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
+import traceback
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,16 +23,18 @@ from backupd.app.logs import say
 from backupd.app.missed import BUSY, CLOCK_MOVED, NOT_RUNNING
 from backupd.app.notify import Notifier
 from backupd.app.onwatch import LostError, OnWatch
+from backupd.app.queuewatch import QueueWatch
 from backupd.app.schedule import AlarmClock
 from backupd.app.settings import Settings, load_settings
-from backupd.app.signals import Signals, Waker
+from backupd.app.signals import Signals, Waker, Wishes
 from backupd.app.timetable import Timetable
 from backupd.app.wiring import Wiring
 from backupd.app.worker import Worker
 from backupd.catalog.session import open_catalog
 from backupd.model.clock import format_time
-from backupd.model.errors import BackupdError, RefusedError
+from backupd.model.errors import BackupdError, CatalogError, RefusedError
 from backupd.model.event import Event, Severity
+from backupd.model.job import JobRecord
 from backupd.model.units import format_duration
 
 TICK = 5.0
@@ -56,39 +59,40 @@ def serve(config: Path, manner: Manner) -> int:
     """Follow the policies until a signal ends it; gives the exit code. Raises what keeps it from beginning:
     ConfigurationError, CatalogError, RefusedError when another service is at work."""
     notifier = Notifier()
-    settings = load_settings(config)
-    with open_catalog(settings.catalog) as catalog, Waker() as waker:
-        return Daemon(Wiring(settings, catalog), manner, notifier, waker).run()
+    with Waker() as waker:
+        wishes = Wishes(waker)
+        with Signals(wishes.handlers()):  # before anything that takes its time: a reload may be asked for at once
+            settings = load_settings(config)
+            with open_catalog(settings.catalog) as catalog:
+                return Daemon(Wiring(settings, catalog), manner, notifier, waker, wishes).run()
 
 
 class Daemon:
-    """One run of the service. Use from the main thread: it takes over the signals."""
+    """One run of the service."""
 
-    def __init__(self, wiring: Wiring, manner: Manner, notifier: Notifier, waker: Waker) -> None:
+    def __init__(self, wiring: Wiring, manner: Manner, notifier: Notifier, waker: Waker, wishes: Wishes) -> None:
         self._wiring = wiring
         self._manner = manner
         self._notifier = notifier
         self._waker = waker
+        self._wishes = wishes
         self._timetable = Timetable(wiring.catalog)
         self._clockwatch = ClockWatch(wiring.clock)
         self._housekeeper = Housekeeper(wiring.clock(), wiring.settings.configuration.timezone)
-        self._stops = 0
-        self._reload_wanted = False
+        self._queue = QueueWatch()
         self._refreshed = 0.0
         self._trouble = ""
         self._why = NOT_RUNNING
 
     def run(self) -> int:
-        handlers = {signal.SIGTERM: self._ask_to_stop, signal.SIGINT: self._ask_to_stop,
-                    signal.SIGHUP: self._ask_to_reload}
-        with Signals(handlers), ExitStack() as stack:
+        with ExitStack() as stack:
             watch = stack.enter_context(OnWatch(self._wiring))
             if not self._go_on_watch(watch):
                 return 0
             worker = stack.enter_context(Worker(self._wiring))
             alarm = stack.enter_context(AlarmClock(self._waker.wake))
             self._begin()
-            while not self._stops:
+            while not self._wishes.stops:
                 try:
                     self._round(worker, alarm, watch)
                 except LostError as lost:
@@ -99,30 +103,38 @@ class Daemon:
     # -- the beginning
 
     def _go_on_watch(self, watch: OnWatch) -> bool:
-        """Become the one service; False when asked to stop before it came to that. Raises RefusedError."""
-        told = False
-        while not self._stops:
+        """Become the one service; False when asked to stop before it came to that. Raises RefusedError, and without
+        ``standby`` CatalogError."""
+        told = ""
+        while not self._wishes.stops:
             try:
                 watch.begin()
-            except RefusedError as error:
+            except (RefusedError, CatalogError) as error:
                 if not self._manner.standby:
                     raise
-                if not told:
-                    say("daemon-standby", str(error))
+                if told != error.message:
+                    waits = isinstance(error, RefusedError)
+                    say("daemon-standby" if waits else "daemon-trouble", str(error),
+                        level=logging.INFO if waits else logging.ERROR)
                     self._notifier.ready(f"standing by: {error.message}")
-                    told = True
+                    told = error.message
             else:
+                if told:  # what was read then may be long out of date
+                    self._reload(None)
                 return True
             self._notifier.alive()
             self._waker.wait(STANDBY)
+            if self._wishes.take_reload():
+                self._reload(None)
         return False
 
     def _begin(self) -> None:
         wiring = self._wiring
         wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
         say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
+        _tell_unused(wiring.settings)
         abandon_dead(wiring)
-        self._timetable.follow(wiring.settings, wiring.clock())
+        self._tell_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
         self._clockwatch.look()
         self._refreshed = time.monotonic()
         self._notifier.ready(self._status())
@@ -131,8 +143,7 @@ class Daemon:
 
     def _round(self, worker: Worker, alarm: AlarmClock, watch: OnWatch) -> None:
         """Look at everything once. Raises LostError when another service has taken over."""
-        if self._reload_wanted:
-            self._reload_wanted = False
+        if self._wishes.take_reload():
             self._reload(worker)
         jump = self._clockwatch.look()
         if jump is not None:
@@ -142,18 +153,27 @@ class Daemon:
             if time.monotonic() - self._refreshed >= REFRESH:
                 watch.stay()
                 self._refreshed = time.monotonic()
-                self._timetable.refresh()
+                self._timetable.refresh(self._wiring.clock())
                 self._notifier.status(self._status())
+                self._queue.look(self._wiring, self._wiring.clock())
             self._keep_time(worker, alarm)
             self._trouble = ""
+        except LostError:
+            raise
         except BackupdError as error:
             # Nothing was written. It is tried again until it works: the due times wait in the catalog.
-            if self._trouble != error.message:
-                say("daemon-trouble", str(error), level=logging.ERROR)
-                self._notifier.status(error.message)
-            self._trouble = error.message
-            self._refreshed = 0.0
+            self._tell_trouble(error.message, str(error))
+        except Exception as error:  # noqa: BLE001  a service that ended would start nothing at all any more; all is told
+            self._tell_trouble(f"internal error: {type(error).__name__}", "".join(traceback.format_exception(error)))
         self._notifier.alive()
+
+    def _tell_trouble(self, status: str, text: str) -> None:
+        """Once, until it is another one or over."""
+        if self._trouble != status:
+            say("daemon-trouble", text, level=logging.ERROR)
+            self._notifier.status(status)
+        self._trouble = status
+        self._refreshed = 0.0
 
     def _keep_time(self, worker: Worker, alarm: AlarmClock) -> None:
         now = self._wiring.clock()
@@ -163,9 +183,7 @@ class Daemon:
         made = self._timetable.handle(now, self._why, settled=self._clockwatch.settled)
         self._why = BUSY
         if made:
-            for job in made:
-                say(f"job-{job.state}", f"{job.leg}{', ' + job.message if job.message else ''}", server=job.server,
-                    job=job.id)
+            self._tell_jobs(made)
             worker.wake()
         alarm.set(self._timetable.coming())
         self._housekeeper.look(self._wiring, now)
@@ -183,25 +201,38 @@ class Daemon:
 
     # -- settings
 
-    def _reload(self, worker: Worker) -> None:
+    def _reload(self, worker: Worker | None) -> None:
+        """Go by the files as they are now, or say why not and go on as before. Without ``worker``: not on watch yet, or
+        only just."""
         self._notifier.reloading()
         old = self._wiring.settings
         try:
             new = load_settings(old.file)
             _same_place(old, new)
-            self._timetable.follow(new, self._wiring.clock())
+            if worker is not None:
+                self._tell_jobs(self._timetable.follow(new, self._wiring.clock(), self._why))
         except BackupdError as error:
-            say("config-refused", str(error), level=logging.ERROR)
-            self._tell(self._event("config-reloaded", Severity.ERROR, "the configuration was not reloaded: "
-                                   f"{error.message}; the one before stays in force", detail=error.detail,
-                                   hint=error.hint or "mend it, then reload again"))
+            self._tell_refused(error, str(error))
+        except Exception as error:  # noqa: BLE001  no file may end the service; all is told
+            first = (str(error).splitlines() or [""])[0]
+            self._tell_refused(BackupdError(f"internal error: {type(error).__name__}: {first}",
+                                            hint="the service's log says where; take the last change back"),
+                               "".join(traceback.format_exception(error)))
         else:
             self._wiring = replace(self._wiring, settings=new)
-            worker.reload(self._wiring)
-            message = f"the configuration was reloaded: {_difference(old, new)}"
+            if worker is not None:
+                worker.reload(self._wiring)
+            message = f"the configuration was reloaded: {difference(old, new)}"
             say("config-reloaded", message)
+            _tell_unused(new)
             self._tell(self._event("config-reloaded", Severity.INFO, message))
-        self._notifier.ready(self._status())
+        self._notifier.ready(self._status() if worker is not None else "standing by")
+
+    def _tell_refused(self, error: BackupdError, text: str) -> None:
+        say("config-refused", text, level=logging.ERROR)
+        self._tell(self._event("config-refused", Severity.ERROR, "the configuration was not reloaded: "
+                               f"{error.message}; the one before stays in force", detail=error.detail,
+                               hint=error.hint or "mend it, then reload again"))
 
     # -- the end
 
@@ -217,23 +248,22 @@ class Daemon:
         self._notifier.stopping("waiting for running jobs")
         say("daemon-stopping", f"{worker.running()} jobs are running")
         deadline = time.monotonic() + self._manner.grace
-        while worker.running() and self._stops < 2 and time.monotonic() < deadline:
+        while worker.running() and self._wishes.stops < 2 and time.monotonic() < deadline:
             self._waker.wait(min(0.5, deadline - time.monotonic()))
             self._notifier.alive()
-        worker.stop()
+        if not worker.stop():
+            say("daemon-stopped", "the catalog did not answer to the end", level=logging.ERROR)
+            return 1
         self._tell(self._event("daemon-stopped", Severity.INFO, "the service was stopped"))
         say("daemon-stopped", "bye")
         return 0
 
     # -- small things
 
-    def _ask_to_stop(self) -> None:
-        self._stops += 1
-        self._waker.wake()
-
-    def _ask_to_reload(self) -> None:
-        self._reload_wanted = True
-        self._waker.wake()
+    def _tell_jobs(self, made: Iterable[JobRecord]) -> None:
+        for job in made:
+            say(f"job-{job.state}", f"{job.leg}{', ' + job.message if job.message else ''}", server=job.server,
+                job=job.id)
 
     def _status(self) -> str:
         coming = min(self._timetable.coming(), default=None)
@@ -250,6 +280,11 @@ class Daemon:
             say(event.kind, f"the event could not be recorded: {error}", level=logging.ERROR)
 
 
+def _tell_unused(settings: Settings) -> None:
+    for problem in settings.unused():
+        say("policy-broken", f"{problem} (no server follows this policy)", level=logging.WARNING)
+
+
 def _same_place(old: Settings, new: Settings) -> None:
     """Raises RefusedError for changes that a running service cannot follow."""
     for name in ("catalog", "spool"):
@@ -257,11 +292,19 @@ def _same_place(old: Settings, new: Settings) -> None:
             raise RefusedError(f"`{name}` cannot change while the service runs", hint="restart it instead")
 
 
-def _difference(old: Settings, new: Settings) -> str:
+def difference(old: Settings, new: Settings) -> str:
     added, gone = sorted(set(new.servers) - set(old.servers)), sorted(set(old.servers) - set(new.servers))
     parts = [f"{len(new.servers)} servers"]
     if added:
         parts.append(f"new: {', '.join(added)}")
     if gone:
         parts.append(f"gone: {', '.join(gone)}")
+    names = sorted({*old.policies, *new.policies})
+    policies = [name for name in names if old.policies.get(name) != new.policies.get(name)]
+    if policies:
+        parts.append(f"other policies: {', '.join(policies)}")
+    changed = [name for name in type(new.configuration).model_fields
+               if getattr(old.configuration, name) != getattr(new.configuration, name)]
+    if changed:
+        parts.append(f"other settings: {', '.join(changed)}")
     return "; ".join(parts)

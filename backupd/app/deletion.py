@@ -8,29 +8,40 @@ backup goes before it and comes back after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
-from backupd.app.adopt import adopt_unknown
+from backupd.app.adopt import adopt_unknown, soundness
+from backupd.app.keeping import holds_of, kept_anywhere, kept_by_catalog, written
 from backupd.app.wiring import GRACE, Wiring
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
-from backupd.model.hold import EVERY_SERVER, HoldKind
-from backupd.model.manifest import Header
+from backupd.model.hold import EVERY_SERVER
 from backupd.recovery.chains import chain_of, dependants
 from backupd.transfer.collect import Collected, living_intents
 from backupd.transfer.inventory import read
-from backupd.transfer.remove import is_whole, mark, marks, restorable_at, sweep, unmark
-from storage import objects
+from backupd.transfer.keeping import put_keep, remove_keep
+from backupd.transfer.remove import mark, marks, restorable_at, sweep, unmark
 from storage.destination import Destination
 
 DELETED = str(BackupState.DELETED)
 """The state of a copy that is marked at its destination."""
 
 
-def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool = False) -> list[str]:
-    """Mark a backup deleted at every destination; ``now`` also removes it at once. Gives what was held back, and why.
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """``held``: why something is still there that was to go at once; ``forgotten``: what is to be said of copies at
+    destinations that are not configured any more, which nobody can touch from here."""
 
-    ``with_increments``: and everything that builds on it. A backup whose manifest is nowhere any more is forgotten.
+    held: tuple[str, ...] = ()
+    forgotten: tuple[str, ...] = ()
+
+
+def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool = False) -> Deleted:
+    """Mark a backup deleted at every destination; ``now`` also removes it at once.
+
+    ``with_increments``: and everything that builds on it. A backup whose manifest is nowhere any more is forgotten, and
+    so is a copy whose destination is not configured any more.
     Raises NotFoundError, and RefusedError for a pinned or held backup, one that others build on, or the last
     restorable one of its server.
     """
@@ -48,18 +59,29 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
         victims = [*reversed(children), record]
         _may_go(wiring, victims, [other for other in others if other not in children])
         held: list[str] = []
+        forgotten: list[str] = []
         for victim in victims:
+            forgotten += _forget_unconfigured(wiring, victim)
             _mark_everywhere(wiring, victim)
         if now:
             at_once = frozenset((victim.server, victim.id) for victim in victims)
             for destination in _holding(wiring, record):
                 held += _remove(wiring, destination, at_once)
-        return held
+        return Deleted(tuple(held), tuple(forgotten))
+
+
+def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
+    """Forget the copies that ``_holding`` leaves out; gives what to say about them."""
+    gone = [copy.destination for copy in record.copies if copy.destination not in wiring.settings.destinations]
+    for name in gone:
+        _forget_copy(wiring, name, record.id)
+    return [f"{record.id}: its copy at {name} was forgotten, since {name} is not configured any more; files that are "
+            f"still there stay, and the backup comes back when {name} is configured again" for name in gone]
 
 
 def _mark_everywhere(wiring: Wiring, record: BackupRecord) -> None:
-    for copy in record.copies:
-        wiring.catalog.backups.set_copy_state(record.id, copy.destination, DELETED)
+    for destination in _holding(wiring, record):
+        wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
     for destination in _holding(wiring, record):
         mark_copy(wiring, destination, record, "")
 
@@ -79,9 +101,12 @@ def _remove(wiring: Wiring, destination: Destination, at_once: frozenset[tuple[s
     return [reason for reason in swept.held if any(name in reason for name in left)] or (swept.held if left else [])
 
 
-def sweep_destination(wiring: Wiring, destination: Destination) -> list[str]:
-    """Remove what is due and what dead runs left, and the rows of what is gone; gives what was held back, and why."""
-    with wiring.removing():
+def sweep_destination(wiring: Wiring, destination: Destination, *, wait: bool = True) -> list[str]:
+    """Remove what is due and what dead runs left, and the rows of what is gone; gives what was held back, and why.
+    With ``wait`` False it is left to the next one while somebody else removes."""
+    with wiring.removing(wait=wait) as held:
+        if not held:
+            return []
         reconcile(wiring, destination)
         return sweep_locked(wiring, destination).held
 
@@ -89,16 +114,9 @@ def sweep_destination(wiring: Wiring, destination: Destination) -> list[str]:
 def sweep_locked(wiring: Wiring, destination: Destination, *,
                  at_once: frozenset[tuple[str, str]] = frozenset()) -> Collected:
     """One sweep by somebody who is ``removing`` already; rows of what is gone go with it."""
-    swept = sweep(destination, clock=wiring.clock, grace=GRACE, kept=kept_on_purpose(wiring), at_once=at_once)
+    swept = sweep(destination, clock=wiring.clock, grace=GRACE, kept=kept_by_catalog(wiring), at_once=at_once)
     forget_swept(wiring, destination, swept.backups)
     return swept
-
-
-def kept_on_purpose(wiring: Wiring) -> frozenset[tuple[str, str]]:
-    """Backups that no sweep may take: those that somebody keeps, and all of a server on hold."""
-    held = {hold.server for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.HOLD}
-    return frozenset((record.server, record.id) for record in wiring.catalog.backups.list()
-                     if record.pinned or record.server in held or EVERY_SERVER in held)
 
 
 def reconcile(wiring: Wiring, destination: Destination) -> list[str]:
@@ -123,14 +141,18 @@ def reconcile(wiring: Wiring, destination: Destination) -> list[str]:
 def forget_swept(wiring: Wiring, destination: Destination, backups: Sequence[str]) -> None:
     """Take removed copies out of the catalog; a backup without any copy is forgotten."""
     for backup_id in backups:
-        wiring.catalog.backups.remove_copy(backup_id, destination.name)
-        try:
-            left = wiring.catalog.backups.get(backup_id).copies
-        except NotFoundError:
-            continue
-        if not left:
-            wiring.catalog.backups.remove(backup_id)
-            wiring.catalog.witnesses.forget(backup_id)
+        _forget_copy(wiring, destination.name, backup_id)
+
+
+def _forget_copy(wiring: Wiring, place: str, backup_id: str) -> None:
+    wiring.catalog.backups.remove_copy(backup_id, place)
+    try:
+        left = wiring.catalog.backups.get(backup_id).copies
+    except NotFoundError:
+        return
+    if not left:
+        wiring.catalog.backups.remove(backup_id)
+        wiring.catalog.witnesses.forget(backup_id)
 
 
 def undelete(wiring: Wiring, backup_id: str) -> list[str]:
@@ -157,7 +179,8 @@ def undelete(wiring: Wiring, backup_id: str) -> list[str]:
             for member in chain:
                 # Sweeps of this installation wait for our lock, so the grace period need not have time left.
                 unmark(destination, member.server, member.id, now=wiring.clock(), grace=timedelta.max)
-                wiring.catalog.backups.set_copy_state(member.id, destination.name, _soundness(destination, member))
+                state = soundness(destination, member.server, member.id)
+                wiring.catalog.backups.set_copy_state(member.id, destination.name, state)
         return [member.id for member in dead]
 
 
@@ -165,18 +188,9 @@ def _is_dead(record: BackupRecord) -> bool:
     return record.state is BackupState.DELETED or any(copy.state == DELETED for copy in record.copies)
 
 
-def _soundness(destination: Destination, record: BackupRecord) -> str:
-    """The state of a copy that comes back: what was found out about it before counts again."""
-    found = read(destination, record.server, record.id)
-    if found is None or not isinstance(found.header, Header) or not is_whole(destination, record.server, record.id):
-        return str(BackupState.DAMAGED)
-    bad = objects.quarantined(destination)
-    rotten = any(item.name in bad for item in found.header.objects)
-    return str(BackupState.DAMAGED if rotten else BackupState.COMPLETE)
-
-
-def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> None:
-    """Keep a backup whatever rules say, or no longer. Raises NotFoundError, RefusedError for a deleted one."""
+def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
+    """Keep a backup whatever rules say, or no longer; it is written at the destinations, too. Gives those that could
+    not be told, with why. Raises NotFoundError, RefusedError for a deleted one."""
     with wiring.removing():
         record = wiring.catalog.backups.get(backup_id)
         if pinned and record.state is BackupState.DELETED:
@@ -184,16 +198,25 @@ def keep(wiring: Wiring, backup_id: str, *, pinned: bool) -> None:
                                hint=f"first: backupd backups undelete {backup_id}")
         wiring.catalog.backups.pin(backup_id, pinned=pinned)
 
+        def tell(destination: Destination) -> None:
+            if pinned:
+                put_keep(destination, record.server, record.id, wiring.clock())
+            else:
+                remove_keep(destination, record.server, record.id)
+
+        return written(wiring, [copy.destination for copy in record.copies], tell)
+
 
 def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[BackupRecord]) -> None:
     """Raises RefusedError when one of ``victims`` has to stay; ``others``: what the server has besides."""
     server = victims[0].server
-    for hold in wiring.catalog.holds.of(server, HoldKind.HOLD):
+    kept = kept_anywhere(wiring)
+    for hold in holds_of(kept, server):
         raise RefusedError(f"nothing of {server} is deleted: {hold.text}",
                            hint=f"`backupd hold {hold.server if hold.server != EVERY_SERVER else '--all'} --release` "
                                 "allows it again")
     for victim in victims:
-        if victim.pinned:
+        if (victim.server, victim.id) in kept.backups:
             raise RefusedError(f"backup {victim.id} is kept on purpose",
                                hint=f"`backupd backups keep {victim.id} --release` takes that back")
         for destination in _holding(wiring, victim):
@@ -227,7 +250,9 @@ def _is_restorable(wiring: Wiring, record: BackupRecord) -> bool:
 
 
 def _holding(wiring: Wiring, record: BackupRecord) -> list[Destination]:
-    return [wiring.destination(copy.destination) for copy in record.copies]
+    """Where it lies, without destinations that are not configured any more."""
+    return [wiring.destination(copy.destination) for copy in record.copies
+            if copy.destination in wiring.settings.destinations]
 
 
 def _named(records: Sequence[BackupRecord]) -> str:

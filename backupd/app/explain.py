@@ -15,6 +15,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.app.forecast import Forecast, forecast
+from backupd.app.holds import findings
 from backupd.app.outlook import SPAN, PlannedRun, Typical, ahead, planned_runs
 from backupd.app.retention import preview
 from backupd.app.schedule import legs_of
@@ -85,6 +86,7 @@ def explain_here(wiring: Wiring, path: Path, server: str | None) -> Explanation:
     texts = [*advice(policy, settings.configuration), *not_yet_active(policy, settings.configuration),
              *crowds(settings.configuration, changed.settings.policies)]
     texts += _slow(wiring, name, policy)
+    texts += [f"{finding.subject}: {finding.message}" for finding in findings(wiring, [name])]
     forecasts: list[Forecast] = []
     for place, view in start.items():
         try:

@@ -121,5 +121,7 @@ def _part(server: str, records: Sequence[BackupRecord], destination: str, now: d
 
 
 def _has_rules(wiring: Wiring, server: str, destination: str) -> bool:
-    settings = wiring.settings
-    return server in settings.servers and destination in settings.server(server).policy.retention
+    if server not in wiring.settings.servers:
+        return False
+    found = wiring.settings.server(server)
+    return found.usable and destination in found.policy.retention

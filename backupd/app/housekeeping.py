@@ -1,4 +1,5 @@
-"""What the service does once a day for itself: old rows and logs go, and what dead runs left at destinations."""
+"""What the service does once a day for itself: old rows and logs go, what dead runs left at
+destinations too, and who paused something is reminded of it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import threading
 from datetime import datetime, timedelta
 
 from backupd.app.deletion import sweep_destination
+from backupd.app.holds import remind
 from backupd.app.jobs import prune
 from backupd.app.logs import say
 from backupd.app.schedule import next_runs
@@ -23,6 +25,7 @@ def keep_house(wiring: Wiring) -> None:
     try:
         gone = prune(wiring)
         wiring.catalog.events.forget(wiring.clock() - EVENTS_KEPT)
+        remind(wiring)
         say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
     except BackupdError as error:
         say("housekeeping-failed", str(error), level=logging.WARNING)

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -39,6 +40,8 @@ KEPT = timedelta(days=90)
 RETENTION_LEG = "retention"
 _SILENT = (JobKind.RETENTION, JobKind.CHALLENGE)
 """Kinds that report no progress, so that nobody can tell whether they make any."""
+LONGEST_SILENCE = timedelta(hours=6)
+"""How long those may take, and jobs of no server be without progress."""
 BACKUPS = (JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL)
 
 
@@ -53,6 +56,7 @@ def run_here(wiring: Wiring, kind: JobKind, server: str, work: Callable[[JobRun]
 
     Raises what ``work`` raises, and RefusedError when the job was taken from this process meanwhile.
     """
+    policy_of(wiring, server)  # a broken one is told before there is a row
     abandon_dead(wiring)
     now = wiring.clock()
     job = JobRecord(id=new_id(now), kind=str(kind), server=server, state=JobState.RUNNING, queued_at=now,
@@ -67,9 +71,7 @@ def live(wiring: Wiring, job: JobRecord, work: Callable[[JobRun], T], result: Ca
     """Do ``work`` as ``job``, which runs and is this process's, to its recorded end; see ``run_here``."""
     policy = policy_of(wiring, job.server)
     _yield_to_others(policy.limits.nice if policy is not None else None)
-    watched = policy is not None and job.kind not in _SILENT
-    pulse = Pulse(wiring, job, report, hang=policy.limits.hang if policy is not None and watched else timedelta.max,
-                  rates=wiring.catalog.rates.of(job.server))
+    pulse = Pulse(wiring, job, report, hang=_patience(policy, job), rates=wiring.catalog.rates.of(job.server))
     with job_log(wiring.settings, job.id) as log:
         say("job-started", f"{job.kind}, attempt {job.attempt}", server=job.server, job=job.id)
         done: list[T] = []
@@ -87,6 +89,13 @@ def live(wiring: Wiring, job: JobRecord, work: Callable[[JobRun], T], result: Ca
         with _undisturbed():
             _ended_well(wiring, job, result(done[0]))
         return done[0]
+
+
+def _patience(policy: Policy | None, job: JobRecord) -> timedelta:
+    """How long it may be without progress."""
+    if policy is None or job.kind in _SILENT:
+        return max(LONGEST_SILENCE, policy.limits.hang if policy is not None else LONGEST_SILENCE)
+    return policy.limits.hang
 
 
 def _ended_well(wiring: Wiring, job: JobRecord, result: Result) -> None:
@@ -149,11 +158,24 @@ def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdErro
     came_to, now = result or Result(), wiring.clock()
     shown = None if error is None else BackupdError(
         redacted(error.message), detail=redacted(error.detail), hint=redacted(error.hint))
-    then = _follow_ups(wiring, job, state, again=again)
+    then: list[JobRecord] = []
+    trouble = ""
+    try:
+        then = _follow_ups(wiring, job, state, again=again)
+    except BackupdError:
+        raise
+    except Exception as unforeseen:  # noqa: BLE001  told in an event: no job may stay open because of what follows
+        trouble = f"what follows from this job cannot be told: {type(unforeseen).__name__}: {unforeseen}"
     events = [] if shown is None else [Event(
         at=now, kind=f"job-{state}", severity=Severity.INFO if state is JobState.CANCELLED else Severity.ERROR,
         server=job.server, subject=job.leg or job.kind, message=shown.message, detail=shown.detail, hint=shown.hint,
         job_id=job.id)]
+    if trouble:
+        say("job-not-followed", trouble, level=logging.ERROR, server=job.server, job=job.id)
+        events.append(Event(at=now, kind="job-not-followed", severity=Severity.ERROR, server=job.server,
+                            subject=job.leg or job.kind, message=trouble, job_id=job.id,
+                            hint="neither a repetition nor retention was queued: run it again by hand, and look at "
+                                 "the policy"))
     ended = wiring.catalog.jobs.finish(
         job.id, state, now, token=job.token, error=shown, result=came_to.id, bytes=came_to.bytes,
         phases=came_to.phases, then=then, events=events)
@@ -179,7 +201,7 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
                           queued_at=now, leg=RETENTION_LEG)]
     wanted = job.leg or job.arguments.get("retry")
     if (again or state is JobState.ABANDONED) and wanted and job.attempt < policy.retry.attempts:
-        return [repetition(job, now, attempt=job.attempt + 1, wait=policy.retry.pause * 2 ** (job.attempt - 1))]
+        return [repetition(job, now, attempt=job.attempt + 1, wait=policy.retry.wait(job.attempt))]
     return []
 
 
@@ -191,14 +213,46 @@ def repetition(job: JobRecord, now: datetime, *, attempt: int, wait: timedelta =
 
 
 def abandon_dead(wiring: Wiring) -> tuple[JobRecord, ...]:
-    """End jobs whose process is gone, with an event each; those of a schedule are tried again. Gives them."""
-    error = BackupdError("the process that ran this job is gone",
-                         hint="run it again; whatever it left at a destination is removed by the next run")
+    """End jobs whose process is gone, with an event each; those of a schedule are tried again. Gives them.
+
+    Each by itself: one that cannot be ended is told, and the next one is looked at.
+    """
+    gone = BackupdError("the process that ran this job is gone",
+                        hint="run it again; whatever it left at a destination is removed by the next run")
+    stopped = CancelledError("the process that ran this job was killed because the service had to stop")
     ended = []
     for job in wiring.catalog.jobs.dead(owner_state, wiring.clock()):
-        with suppress(RefusedError):  # it ended by itself, or another process was faster
-            ended.append(close(wiring, job, JobState.ABANDONED, error=error))
+        mark = _stop_mark(wiring, job)
+        try:
+            if mark.exists():
+                ended.append(close(wiring, replace(job, cancel_by=DAEMON_STOP), JobState.CANCELLED, error=stopped))
+            else:
+                ended.append(close(wiring, job, JobState.ABANDONED, error=gone))
+            mark.unlink(missing_ok=True)
+        except RefusedError:
+            continue  # it ended by itself, or another process was faster
+        except CatalogError:
+            raise
+        except (BackupdError, OSError) as error:
+            say("job-not-ended", f"it has no process and cannot be ended: {error}", level=logging.ERROR,
+                server=job.server, job=job.id)
     return tuple(ended)
+
+
+def mark_stopped(wiring: Wiring, job: JobRecord) -> None:
+    """Note, where the catalog does not answer, that the service's stop ended this job: ``abandon_dead`` queues it
+    again."""
+    mark = _stop_mark(wiring, job)
+    try:
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark.touch(mode=0o600)
+    except OSError as error:
+        say("job-not-ended", f"the note {mark} cannot be written: {error.strerror}", level=logging.ERROR,
+            server=job.server, job=job.id)
+
+
+def _stop_mark(wiring: Wiring, job: JobRecord) -> Path:
+    return wiring.settings.spool / "stopped" / job.id
 
 
 def cancel(wiring: Wiring, job_id: str, by: str) -> JobRecord:
@@ -216,7 +270,7 @@ def prune(wiring: Wiring) -> tuple[str, ...]:
 
 
 def policy_of(wiring: Wiring, server: str) -> Policy | None:
-    """None for a server that is not configured (any more)."""
+    """None for a server that is not configured (any more). Raises ConfigurationError for a policy that is broken."""
     with suppress(NotFoundError):
         return wiring.settings.server(server).policy
     return None

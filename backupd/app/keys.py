@@ -16,7 +16,7 @@ from backupd.app.dependence import Dependence, dependence
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, warning
-from backupd.model.challenge import THIS_MACHINE, Challenge
+from backupd.model.challenge import THIS_MACHINE, VALID_FOR, Challenge
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, KeyUnusableError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
@@ -35,8 +35,8 @@ class KeyState:
     """One key: a configured recipient (``info``), or one that only older backups are sealed for (``info`` None).
 
     ``proved_at``, ``proved_by``: the newest answer. ``due_at``: when the next one is wanted; None for a key that
-    was never asked. ``waiting``: challenges since the last answer, the newest first. ``here``: its secret half is in
-    the restore keyring.
+    was never asked. ``waiting``: challenges that can still be answered, the newest first. ``here``: its secret half is
+    in the restore keyring.
     """
 
     fingerprint: str
@@ -117,11 +117,14 @@ def challenge(wiring: Wiring, recipient: str | None = None) -> list[Issued]:
 
 
 def answer(wiring: Wiring, challenge_id: str, phrase: str, by: str) -> Challenge:
-    """Record that ``by`` told the phrase. Raises NotFoundError, RefusedError for a wrong phrase or a second answer."""
+    """Record that ``by`` told the phrase. Raises NotFoundError, RefusedError for a wrong phrase or a second answer,
+    and for a challenge that has lapsed; then a new one waits."""
     asked = wiring.catalog.challenges.get(challenge_id)
     if not matches(phrase, asked.digest):
         raise RefusedError(f"that is not the phrase of challenge {challenge_id}",
                            hint=f"it is what gpg -d prints for {_file(wiring, challenge_id)}, opened with {asked.name}")
+    if asked.answered_at is None and asked.has_lapsed(wiring.clock()):
+        raise _lapsed(wiring, asked)
     wiring.catalog.challenges.answer(challenge_id, wiring.clock(), by)
     for one in wiring.catalog.challenges.list(asked.fingerprint):
         _file(wiring, one.id).unlink(missing_ok=True)
@@ -155,6 +158,27 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
     return issued
 
 
+def _lapsed(wiring: Wiring, asked: Challenge) -> RefusedError:
+    """Why an answer to ``asked`` does not count; sees to it that there is a challenge whose answer does."""
+    state = next((one for one in keys(wiring, with_backups=False) if one.fingerprint == asked.fingerprint), None)
+    if state is None:
+        hint = f"no recipient of this configuration has the key {asked.fingerprint} any more"
+    elif state.waiting:
+        hint = f"another one waits: {_how(wiring, state)}"
+    elif state.proved_at and state.proved_at > asked.issued_at:
+        hint = f"nothing is to be done: {state.proved_by} has proved the key since, on {state.proved_at:%Y-%m-%d}"
+    else:
+        new = challenge(wiring, asked.fingerprint)[0]
+        if new.challenge is None:
+            hint = f"no new one could be sealed: {new.problem}"
+        elif new.challenge.answered_at:
+            hint = "this machine has answered a new one, for its own copy of the key"
+        else:
+            hint = f"a new one was issued: {_open_with(wiring, new.challenge.id)}"
+    return RefusedError(f"challenge {asked.id} is of {asked.issued_at:%Y-%m-%d}: an answer counts for "
+                        f"{VALID_FOR.days} days", hint=hint)
+
+
 def findings(wiring: Wiring) -> list[Finding]:
     """What `backupd check` says about challenges. That a keyring cannot be read, preflight tells already."""
     try:
@@ -168,14 +192,15 @@ def _state(fingerprint: str, info: KeyInfo | None, asked: Sequence[Challenge], w
            here: frozenset[str], sealed: Mapping[str, Dependence]) -> KeyState:
     answered = max((one for one in asked if one.answered_at), key=lambda one: one.answered_at or now, default=None)
     proved_at = answered.answered_at if answered else None
-    waiting = tuple(one for one in asked if one.answered_at is None and (not proved_at or one.issued_at > proved_at))
+    since = [one for one in asked if one.answered_at is None and (not proved_at or one.issued_at > proved_at)]
     every = wiring.settings.encryption.challenge
-    due_at = proved_at + every if proved_at else waiting[-1].issued_at if waiting else None
-    late = bool(waiting) and waiting[-1].issued_at + ANSWER_WITHIN < now
+    due_at = proved_at + every if proved_at else since[-1].issued_at if since else None
+    late = bool(since) and since[-1].issued_at + ANSWER_WITHIN < now
     late = late or (proved_at is not None and proved_at + every + ANSWER_WITHIN < now)
     return KeyState(
         fingerprint, info, proved_at, answered.answered_by if answered else "", due_at,
-        overdue=late and info is not None, waiting=waiting, here=fingerprint in here,
+        overdue=late and info is not None,
+        waiting=tuple(one for one in since if not one.has_lapsed(now)), here=fingerprint in here,
         backups=sealed.get(fingerprint, Dependence(0, 0)))
 
 
@@ -194,6 +219,9 @@ def _issue(wiring: Wiring, info: KeyInfo, here: Iterable[str]) -> Issued:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)
         file.write_text(armored, encoding="ascii")
+        for one in wiring.catalog.challenges.list(info.fingerprint):
+            if one.has_lapsed(now):
+                _file(wiring, one.id).unlink(missing_ok=True)
     except OSError as error:
         raise RefusedError(f"the challenge cannot be written to {file}: {error.strerror}",
                            hint="see spool: in the configuration") from error
@@ -251,8 +279,11 @@ def _overdue(state: KeyState) -> str:
 def _how(wiring: Wiring, state: KeyState) -> str:
     if not state.waiting:
         return f"backupd keys challenge --recipient {state.name}"
-    asked = state.waiting[0].id
-    return f"gpg -d {_file(wiring, asked)} where the key is, then: backupd keys answer {asked}"
+    return _open_with(wiring, state.waiting[0].id)
+
+
+def _open_with(wiring: Wiring, challenge_id: str) -> str:
+    return f"gpg -d {_file(wiring, challenge_id)} where the key is, then: backupd keys answer {challenge_id}"
 
 
 def _time(moment: datetime | None) -> str | None:

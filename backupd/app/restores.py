@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from backupd.app.dependence import require_keys
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.model.backup import BackupRecord
-from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError
+from backupd.model.errors import BackupdError, CancelledError, DamagedError, NotFoundError, RefusedError
 from backupd.model.ids import new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.progress import Report
@@ -36,11 +37,18 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
          verify: bool = False) -> Plan:
     """What a restore to ``target`` would do. Moves nothing. Raises UsageError, NotFoundError, RefusedError."""
     server = wiring.settings.server(server_name)
-    return make_plan(
-        server_name, wiring.catalog.backups.list(server_name), parse_target(target),
-        Preferences(destinations=(*server.required, *server.others), rates=measured_rates(wiring, server_name),
-                    datadir=datadir, start=start, verify=verify),
-        now=wiring.clock())
+    records = wiring.catalog.backups.list(server_name)
+    try:
+        found = make_plan(
+            server_name, _within_reach(wiring, records), parse_target(target),
+            Preferences(destinations=(*server.required, *server.others), rates=measured_rates(wiring, server_name),
+                        datadir=datadir, start=start, verify=verify),
+            now=wiring.clock())
+    except NotFoundError as error:
+        error.detail = "\n".join([*([error.detail] if error.detail else []), *_left_out(wiring, records)])
+        raise
+    left_out = _left_out(wiring, [record for record in records if record.id in found.chain])
+    return replace(found, warnings=(*found.warnings, *left_out))
 
 
 def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool, mode: str,
@@ -91,7 +99,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     record = wiring.catalog.backups.get(chosen.backup_id)
     phases: list[Phase] = []
     checks: list[Check] = []
-    started_at, compared, trouble = wiring.clock(), 0, ""
+    started_at, compared, trouble, obstacle = wiring.clock(), 0, "", ""
     scratch = ScratchSpec(
         scratch_id=new_id(started_at), server=server_name, chain=chosen.chain, path=settings.scratch.path,
         max_bytes=settings.scratch.max_bytes, memory=settings.scratch.memory, workers=worker_count(),
@@ -107,11 +115,14 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
                 workers=worker_count(), report=report)
             full = wiring.catalog.backups.get(chosen.chain[0])
             phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), full.stats.bytes_source))
-    except BackupdError as error:
+    except DamagedError as error:
         trouble = str(error)
+    except BackupdError as error:
+        obstacle = str(error)
     proof = make_proof(
         proof_id=scratch.scratch_id, server=server_name, backup_id=record.id, target=target, started_at=started_at,
-        finished_at=wiring.clock(), phases=phases, checks=checks, tables_compared=compared, error=trouble)
+        finished_at=wiring.clock(), phases=phases, checks=checks, tables_compared=compared, error=trouble,
+        obstacle=obstacle)
     wiring.catalog.proofs.add(proof)
     return proof
 
@@ -126,12 +137,12 @@ def _going_on(server: str, target: str, datadir: Path) -> str:
 
 
 def _statements(server: ServerSettings) -> tuple[str, ...]:
-    tests = server.policy.test_restore
+    tests = server.policy.test_restore if server.usable else None  # a broken policy must not keep from restoring
     return tuple(check.sql for check in tests.checks) if tests else ()
 
 
 def _any_backup(wiring: Wiring, server: str) -> BackupRecord:
-    usable = restorable(wiring.catalog.backups.list(server))
+    usable = restorable(_within_reach(wiring, wiring.catalog.backups.list(server)))
     if not usable:
         raise NotFoundError(f"server {server} has no restorable backup", hint=f"`backupd backups {server}` shows them")
     return random.choice(usable)  # noqa: S311  a lottery, not a secret
@@ -157,6 +168,19 @@ def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:
 
 def _sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
     return [wiring.destination(name) for name in chosen.destinations]
+
+
+def _within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
+    """``records`` without copies at destinations that are not configured any more."""
+    configured = wiring.settings.destinations
+    return tuple(replace(record, copies=tuple(copy for copy in record.copies if copy.destination in configured))
+                 for record in records)
+
+
+def _left_out(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[str, ...]:
+    names = {copy.destination for record in records for copy in record.copies}
+    return tuple(f"destination {name} is not configured any more, so what it holds is not read"
+                 for name in sorted(names - set(wiring.settings.destinations)))
 
 
 def measured_rates(wiring: Wiring, server: str) -> Mapping[str, Rate]:

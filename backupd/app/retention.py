@@ -15,16 +15,18 @@ from zoneinfo import ZoneInfo
 
 from backupd.app.adopt import adopt_unknown
 from backupd.app.deletion import DELETED, mark_copy, reconcile, sweep_locked
+from backupd.app.keeping import holds_of, kept_anywhere
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.errors import BackupdError, DestinationFullError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
-from backupd.model.hold import HoldKind
+from backupd.model.proof import FAILED, PROVED
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
 from backupd.retention.view import Stored, View
 from backupd.transfer.collect import living_intents, living_pins
+from backupd.transfer.keeping import Kept
 from backupd.transfer.remove import marked
 from policies.schema import Keep
 from storage.destination import Destination
@@ -71,9 +73,13 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
     with wiring.removing():
         troubles: list[BackupdError] = []
         opened: list[Destination] = []
+        held: list[str] = []
         known = wiring.catalog.backups.list(server)
         for name in _places(wiring, server, known):
             run.check()
+            if name not in wiring.settings.destinations:
+                held.append(f"everything at {name}: this destination is not configured any more")
+                continue
             try:
                 opened.append(_brought_up_to_date(wiring, name, server))
             except BackupdError as error:
@@ -85,7 +91,6 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         if not really:
             _refuse_mass(wiring, [decisions for _destination, decisions in decided], run)
         expired: dict[str, tuple[str, ...]] = {}
-        held: list[str] = []
         for destination, decisions in decided:
             run.check()
             run.fence()
@@ -104,12 +109,12 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
     """
     with wiring.removing():
         destination = _opened(wiring, destination_name)
+        adopt_unknown(wiring, destination)
         reconcile(wiring, destination)
         # First of all what the failed run left: a mark needs room, too.
         removed = sweep_locked(wiring, destination).backups
         for server in wiring.catalog.backups.servers():
             run.check()
-            adopt_unknown(wiring, destination, server)
             records = wiring.catalog.backups.list(server)
             decisions = _decide(wiring, server, destination_name, records, wiring.clock(), ())
             try:
@@ -221,21 +226,37 @@ def _decide(wiring: Wiring, server: str, place: str, records: Iterable[BackupRec
         policy = settings.server(server).policy
         keep, zone = policy.retention.get(place), policy.timing.timezone or zone
     reading, building = _in_use(wiring, server, place)
-    view = View(server, place, (*_stored(wiring, server, place, records), *future), being_read=reading,
+    kept = kept_anywhere(wiring)
+    view = View(server, place, (*_stored(wiring, server, place, records, kept), *future), being_read=reading,
                 built_on=building, unconfigured=unconfigured,
-                hold="; ".join(hold.text for hold in wiring.catalog.holds.of(server, HoldKind.HOLD)))
+                hold="; ".join(hold.text for hold in holds_of(kept, server)))
     return solve(view, keep, now=now, zone=ZoneInfo(zone))
 
 
-def _stored(wiring: Wiring, server: str, place: str, records: Iterable[BackupRecord]) -> tuple[Stored, ...]:
-    proved: dict[str, datetime | None] = {}
-    for proof in wiring.catalog.proofs.list(server):  # newest first: a later failure takes an earlier success back
-        proved.setdefault(proof.backup_id, None if proof.outcome == "failed" else proof.finished_at)
+def _stored(wiring: Wiring, server: str, place: str, records: Iterable[BackupRecord], kept: Kept) -> tuple[Stored, ...]:
+    proved, restored = _proofs(wiring, server)
     return tuple(
         Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
-               usable=copy.state == "complete", pinned=record.pinned, proved_at=proved.get(record.id),
+               usable=copy.state == "complete", pinned=(server, record.id) in kept.backups,
+               proved_at=proved.get(record.id), restored_at=restored.get(record.id),
                marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored)
         for record in records for copy in record.copies if copy.destination == place)
+
+
+def _proofs(wiring: Wiring, server: str) -> tuple[dict[str, datetime], dict[str, datetime]]:
+    """When each backup was last proved, and when it was last restored and found good with or without a witness. A later
+    ``failed`` takes both back; a test that never came to a verdict says nothing."""
+    proved: dict[str, datetime] = {}
+    restored: dict[str, datetime] = {}
+    revoked: set[str] = set()
+    for proof in wiring.catalog.proofs.list(server):  # newest first
+        if proof.outcome == FAILED:
+            revoked.add(proof.backup_id)
+        elif proof.is_good and proof.backup_id not in revoked:
+            restored.setdefault(proof.backup_id, proof.finished_at)
+            if proof.outcome == PROVED:
+                proved.setdefault(proof.backup_id, proof.finished_at)
+    return proved, restored
 
 
 def _in_use(wiring: Wiring, server: str, place: str) -> tuple[frozenset[str], frozenset[str]]:

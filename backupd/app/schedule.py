@@ -15,7 +15,7 @@ import hashlib
 import heapq
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice
@@ -71,8 +71,25 @@ class Leg:
 
     @property
     def rhythm(self) -> str:
-        """What must change for the leg to count as a new one."""
+        """What must change for the leg to begin anew."""
         return f"{self.cadence} {self.zone}"
+
+    def at_rhythm(self, rhythm: str, other: str | None) -> Leg:
+        """This leg as it was with ``rhythm``; ``other``: that of the full backups then, for increments."""
+        cadence, _space, zone = rhythm.rpartition(" ")
+        besides = None if self.besides is None or not other else other.rpartition(" ")[0]
+        return replace(self, cadence=cadence, zone=zone, besides=besides)
+
+
+_KINDS = {"physical.full": JobKind.FULL, "physical.incremental": JobKind.INCREMENTAL,
+          "test_restore": JobKind.TEST_RESTORE, "verify": JobKind.VERIFY, "retention": JobKind.RETENTION,
+          "challenge": JobKind.CHALLENGE}
+
+
+def former_leg(server: str, leg: str, rhythm: str, other: str | None) -> Leg:
+    """A leg that is in no policy any more, as far as it is remembered. Raises KeyError for one of no known name."""
+    kind = _KINDS[leg]
+    return Leg(server, leg, "", kind, "", besides="" if kind is JobKind.INCREMENTAL else None).at_rhythm(rhythm, other)
 
 
 def legs(settings: Settings, server: str) -> tuple[Leg, ...]:

@@ -11,14 +11,15 @@ from typing import Any
 from backupd.app import config, deletion, holds, jobs, logs, retention, verification
 from backupd.app.actions import of_proof, of_verification, perform, run_claimed
 from backupd.app.checkup import check
+from backupd.app.deletion import Deleted
 from backupd.app.explain import Explanation, explain_here
-from backupd.app.holds import Paused
+from backupd.app.holds import Held, Paused
 from backupd.app.jobs import run_here
 from backupd.app.keys import Issued, KeyState, answer, challenge
 from backupd.app.keys import keys as list_keys
 from backupd.app.restores import plan, restore, test_restore
 from backupd.app.retention import Applied
-from backupd.app.settings import load_settings
+from backupd.app.settings import held_settings, load_settings
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding
 from backupd.catalog.session import open_catalog, upgrade
@@ -58,9 +59,14 @@ class Service:
 
     @classmethod
     @contextmanager
-    def open(cls, config_path: Path) -> Iterator[Service]:
-        """Read the configuration and open the catalog. Raises ConfigurationError with every problem at once."""
-        settings = load_settings(config_path)
+    def open(cls, config_path: Path, held: Path | None = None) -> Iterator[Service]:
+        """Read the configuration and open the catalog. ``held``: the settings that a service has in force, which then
+        count in place of the files.
+
+        Raises ConfigurationError with every problem at once. A policy that is broken keeps from work only what needs
+        it: whoever has to pause, cancel or restore at night must not have to mend it first.
+        """
+        settings = load_settings(config_path, strict=False) if held is None else held_settings(held)
         _before, revision = upgrade(settings.catalog)
         with open_catalog(settings.catalog) as catalog:
             yield cls(Wiring(settings, catalog), revision)
@@ -113,11 +119,12 @@ class Service:
             return BackupDetail(record, len(header.objects), header.recipients, header.codec)
         raise errors[0]
 
-    def keep(self, backup_id: str, *, pinned: bool) -> None:
-        deletion.keep(self._wiring, backup_id, pinned=pinned)
+    def keep(self, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
+        """Gives the destinations that could not be told, with why."""
+        return deletion.keep(self._wiring, backup_id, pinned=pinned)
 
-    def delete(self, backup_id: str, *, now: bool = False, with_increments: bool = False) -> list[str]:
-        """Gives why the backup is still there after ``now``; empty when it is gone (or only marked, without)."""
+    def delete(self, backup_id: str, *, now: bool = False, with_increments: bool = False) -> Deleted:
+        """``held`` of the answer is empty when it is gone (or only marked, without ``now``)."""
         return deletion.delete(self._wiring, backup_id, now=now, with_increments=with_increments)
 
     def undelete(self, backup_id: str) -> list[str]:
@@ -134,17 +141,18 @@ class Service:
 
     def holds(self) -> tuple[Hold, ...]:
         """Every hold and pause."""
-        return self._wiring.catalog.holds.all()
+        return holds.listed(self._wiring)
 
-    def hold(self, server: str, reason: str) -> Hold:
+    def hold(self, server: str, reason: str) -> Held:
         """``server`` may be ``*`` here and below: every one."""
         return holds.hold(self._wiring, server, reason, jobs.user())
 
     def pause(self, server: str, reason: str, *, stop_running: bool = False) -> Paused:
         return holds.pause(self._wiring, server, reason, jobs.user(), stop_running=stop_running)
 
-    def release(self, server: str, kind: HoldKind) -> None:
-        holds.release(self._wiring, server, kind, jobs.user())
+    def release(self, server: str, kind: HoldKind) -> tuple[str, ...]:
+        """Gives the destinations where a hold may still be written, with why."""
+        return holds.release(self._wiring, server, kind, jobs.user())
 
     def explain(self, policy: Path, server: str | None) -> Explanation:
         """What a policy file, in use or not yet, does to a server of this installation."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from backupd.engine.client import Connection
 from backupd.model.errors import ConfigurationError, NotFoundError, Problem
 from policies.configuration import Alerts, Api, Configuration, DestinationSettings, Encryption, Restore, Server
-from policies.load import load
+from policies.load import Loaded, load, revived
 from policies.problems import suggestion
 from policies.schema import Policy
 
@@ -21,14 +24,35 @@ FILE_VARIABLE = "BACKUPD_CONFIG"
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Everything configured about one server. ``required`` and ``others`` are its policy's destinations, by name."""
+    """Everything configured about one server. ``problems``: why its policy cannot be used; then whatever needs the
+    policy raises ConfigurationError with them, and the rest goes on."""
 
     name: str
     file: Path
     config: Server
-    policy: Policy
-    required: Mapping[str, DestinationSettings]
-    others: Mapping[str, DestinationSettings]
+    destinations: Mapping[str, DestinationSettings]
+    found: Policy | None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """Is its policy valid?"""
+        return self.found is not None
+
+    @property
+    def policy(self) -> Policy:
+        if self.found is None:
+            raise ConfigurationError(self.problems, hint=f"mend policy {self.policy_name}, which {self.name} follows")
+        return self.found
+
+    @property
+    def required(self) -> Mapping[str, DestinationSettings]:
+        """Its policy's destinations, by name."""
+        return {key: self.destinations[key] for key in self.policy.destinations.required}
+
+    @property
+    def others(self) -> Mapping[str, DestinationSettings]:
+        return {key: self.destinations[key] for key in self.policy.destinations.others}
 
     @property
     def policy_name(self) -> str:
@@ -58,11 +82,14 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``configuration`` and ``policies`` are valid and agree with each other. ``file``: where they were read."""
+    """``configuration`` and ``policies`` are valid and agree with each other. ``file``: where they were read;
+    ``broken``: what is wrong with each policy that cannot be used; ``document``: all that is valid as plain values."""
 
     file: Path
     configuration: Configuration
     policies: Mapping[str, Policy]
+    broken: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def catalog(self) -> str:
@@ -108,11 +135,8 @@ class Settings:
         if config is None:
             raise NotFoundError(f"no server {name!r} in {self.file}{suggestion(name, self.servers)}",
                                 hint="servers are named under `servers:` in the configuration file")
-        policy = self.policies[config.policy]
-        return ServerSettings(
-            name=name, file=self.file, config=config, policy=policy,
-            required={key: self.destinations[key] for key in policy.destinations.required},
-            others={key: self.destinations[key] for key in policy.destinations.others})
+        return ServerSettings(name, self.file, config, self.destinations, self.policies.get(config.policy),
+                              self.broken.get(config.policy, ()))
 
     def destination(self, name: str) -> DestinationSettings:
         """Raises NotFoundError."""
@@ -120,6 +144,18 @@ class Settings:
             raise NotFoundError(f"no destination {name!r} in {self.file}{suggestion(name, self.destinations)}",
                                 hint="destinations are named under `destinations:` in the configuration file")
         return self.destinations[name]
+
+    def unused(self) -> tuple[Problem, ...]:
+        """What is wrong with policies that no server follows."""
+        used = {server.policy for server in self.servers.values()}
+        return tuple(problem for name, found in sorted(self.broken.items()) if name not in used for problem in found)
+
+    def hold(self, folder: Path) -> Path:
+        """Write all that is in force into a file of this private folder, for ``held_settings``. Raises OSError."""
+        descriptor, name = tempfile.mkstemp(prefix="settings-", suffix=".json", dir=folder)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(self.document, file)
+        return Path(name)
 
     def needs_restore(self) -> Restore:
         """The restore section. Raises ConfigurationError when this machine has none."""
@@ -134,7 +170,22 @@ def settings_file(named: Path | None = None, environ: Mapping[str, str] = os.env
     return named or Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE)
 
 
-def load_settings(file: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the configuration and all policies. Raises ConfigurationError with every problem of every file."""
-    loaded = load(settings_file(file, environ))
-    return Settings(loaded.file, loaded.configuration, loaded.policies)
+def load_settings(file: Path | None = None, environ: Mapping[str, str] = os.environ, *,
+                  strict: bool = True) -> Settings:
+    """Read the configuration and all policies. Raises ConfigurationError with every problem of every file in use; with
+    ``strict`` False those of policies are left to whoever needs the policy."""
+    return _settings(load(settings_file(file, environ), strict=strict))
+
+
+def held_settings(file: Path) -> Settings:
+    """What ``Settings.hold`` has written: the settings of a running service, whatever its files say by now. Raises
+    ConfigurationError."""
+    try:
+        return _settings(revived(json.loads(file.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, KeyError) as error:
+        problem = Problem(str(file), None, "", f"does not hold a service's settings: {error}")
+        raise ConfigurationError([problem]) from error
+
+
+def _settings(loaded: Loaded) -> Settings:
+    return Settings(loaded.file, loaded.configuration, loaded.policies, loaded.broken, loaded.document)

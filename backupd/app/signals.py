@@ -37,6 +37,31 @@ class Waker:
             os.read(self._read, 65536)
 
 
+class Wishes:
+    """What signals have asked of the service, for it to look at when it has time."""
+
+    def __init__(self, waker: Waker) -> None:
+        self._waker = waker
+        self.stops = 0
+        self._reload = False
+
+    def handlers(self) -> Mapping[signal.Signals, Callable[[], None]]:
+        return {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._ask_to_reload}
+
+    def take_reload(self) -> bool:
+        """Was a reload asked for since the last look?"""
+        wanted, self._reload = self._reload, False
+        return wanted
+
+    def _stop(self) -> None:
+        self.stops += 1
+        self._waker.wake()
+
+    def _ask_to_reload(self) -> None:
+        self._reload = True
+        self._waker.wake()
+
+
 _Before = signal.Handlers | Callable[[int, FrameType | None], object] | int | None
 
 

@@ -201,8 +201,8 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
         if mend:
             before = [*examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
                       *_marks(wiring, destination)]
-            sweep_destination(wiring, destination)
             adopt_unknown(wiring, destination)
+            sweep_destination(wiring, destination)
             after = repair(destination, _views(wiring, destination), clock=wiring.clock, read_body=body)
             left = {(item.invariant, item.subject) for item in after.left}
             repaired += [(destination.name, item) for item in before if (item.invariant, item.subject) not in left]

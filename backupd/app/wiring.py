@@ -5,16 +5,19 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TextIO
 
 from backupd.app.settings import ServerSettings, Settings
 from backupd.catalog.session import Catalog
 from backupd.model.clock import Clock
-from backupd.model.errors import KeyUnusableError, RefusedError
+from backupd.model.errors import BusyError, KeyUnusableError, RefusedError
 from backupd.process.runtime import runtime_directory
 from backupd.transfer.identity import identity_key
 from backupd.transfer.keyring import KeyInfo, resolve_recipients
@@ -26,16 +29,22 @@ from storage.registry import open_destination
 
 GRACE = timedelta(days=1)
 """How long a deleted backup can be undeleted."""
+REMOVAL_SECONDS = 600.0
+"""How long whoever wants to remove backups waits for another one that does."""
+_LOOK_SECONDS = 0.2
+_WORKER = "worker-"
 
 
 def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def owner() -> str:
-    """This process, as jobs name the one that runs them: ``host boot namespace pid start``."""
+def owner(worker: int | None = None) -> str:
+    """This process, as jobs name the one that runs them: ``host boot namespace pid start``; with the number of one of
+    its workers where that claimed the job and has not handed it over yet."""
     here = Owner.current()
-    return f"{here.host} {here.boot} {here.namespace} {here.pid} {here.ticks}"
+    process = f"{here.host} {here.boot} {here.namespace} {here.pid} {here.ticks}"
+    return process if worker is None else f"{process} {_WORKER}{worker}"
 
 
 def owner_state(text: str) -> bool | None:
@@ -46,6 +55,8 @@ def owner_state(text: str) -> bool | None:
     here = Owner.current()
     host, _, rest = text.partition(" ")
     boot, *fields = rest.split(" ")
+    if fields and fields[-1].startswith(_WORKER):
+        del fields[-1]
     if host != here.host or len(fields) not in (2, 3):
         return None
     if boot != here.boot:
@@ -128,27 +139,47 @@ class Wiring:
         return identity_key(self.settings.spool / "identity.key")
 
     @contextmanager
-    def locked(self, what: str, refusal: str | None) -> Iterator[None]:
-        """Hold the lock ``what`` of this installation. When somebody else does: RefusedError with ``refusal``, or wait
-        where that is None."""
+    def locked(self, what: str, refusal: str, *, wait: float = 0.0) -> Iterator[None]:
+        """Hold the lock ``what`` of this installation. When somebody else still holds it after ``wait`` seconds:
+        BusyError with ``refusal``, naming the holder."""
+        with self._lock(what, wait) as holder:
+            if holder is not None:
+                raise BusyError(refusal, detail=f"held by {holder or 'a process without a name'}",
+                                hint="wait for it to end, then run the command again; if that process hangs, end it")
+            yield
+
+    @contextmanager
+    def _lock(self, what: str, wait: float) -> Iterator[str | None]:
+        """Gives None once it is held, else who holds it."""
         folder = self.settings.spool / "locks"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = (folder / what).open("w")
+            file = (folder / what).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
             raise RefusedError(f"the spool {self.settings.spool} cannot be used: {error.strerror or error}",
                                hint="make it a writable folder of this user, with room; see spool: in the "
                                     "configuration") from error
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if refusal is None else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise RefusedError(refusal or what, hint="wait for it to end, then run the command again") from None
-            yield
+            if _take(file, wait):
+                _sign(file)
+                yield None
+            else:
+                file.seek(0)
+                yield file.read().strip()
 
-    def removing(self) -> AbstractContextManager[None]:
-        """Only one process of this installation marks, unmarks or sweeps at a time; the others wait."""
-        return self.locked("removal", None)
+    @contextmanager
+    def removing(self, *, wait: bool = True) -> Iterator[bool]:
+        """Only one process of this installation marks, unmarks or sweeps at a time; gives whether this one may.
+
+        The others wait, and raise BusyError after ten minutes. With ``wait`` False nobody waits: they get False.
+        """
+        if wait:
+            with self.locked("removal", f"another process has been removing backups for {REMOVAL_SECONDS:g} seconds",
+                             wait=REMOVAL_SECONDS):
+                yield True
+        else:
+            with self._lock("removal", 0.0) as holder:
+                yield holder is None
 
     @contextmanager
     def workdir(self, name: str) -> Iterator[Path]:
@@ -159,6 +190,28 @@ class Wiring:
             yield path
         finally:
             shutil.rmtree(path)
+
+
+def _take(file: TextIO, seconds: float) -> bool:
+    """Lock the open ``file``, waiting up to ``seconds`` for it; False when it is still somebody else's."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return True
+
+
+def _sign(file: TextIO) -> None:
+    """Write into a lock's file who holds it."""
+    with suppress(OSError):  # a disk without room leaves the holder nameless, no more
+        file.truncate(0)
+        file.write(f"process {os.getpid()}, {' '.join(sys.argv)[:500]}\n")
+        file.flush()
 
 
 def worker_count(limit: int = 3) -> int:

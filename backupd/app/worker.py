@@ -6,6 +6,7 @@ the worker (parent-death signal), and its tools die with it. The rows of the cat
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -13,26 +14,30 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backupd.app.jobs import BACKUPS, abandon_dead, close, repetition
+from backupd.app.admission import may_start
+from backupd.app.jobs import abandon_dead, close, mark_stopped, policy_of, repetition
 from backupd.app.logs import log_path, say
 from backupd.app.pulse import DAEMON_STOP, HANG_WATCH
-from backupd.app.settings import Settings
 from backupd.app.wiring import Wiring, owner
-from backupd.catalog.jobs import Allowed
-from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.errors import BackupdError, RefusedError, ToolError
+from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord, JobState
+from backupd.model.units import format_duration
 from backupd.process.command import Command
 from backupd.process.family import kill_family
 from backupd.process.pipeline import describe_exit
+from backupd.process.runtime import runtime_directory
 from backupd.process.stderr import StderrReader
-from backupd.process.supervise import Child, spawn
+from backupd.process.supervise import Child, spawn, stop
 
 GRACE = 10.0
 """Seconds that a job has to unwind before its whole process tree is killed."""
@@ -43,49 +48,27 @@ _TAIL_LINES = 30
 
 _STEP = 0.05
 """Seconds between looks while the worker ends."""
+_START_PAUSE = 15.0
+"""Seconds without another start after one that this machine refused: whatever it lacks, the next one lacks too."""
+STILL = timedelta(minutes=2)
+"""A process whose heart stood for so long stands still, whatever the policy's limit: it beats every two seconds."""
+_numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
 class _Running:
-    """``asked``: when it was told to end (monotonic), None before. ``stopping``: by the daemon's own end."""
+    """``asked``: when it was told to end (monotonic), None before. ``stopping``: by the daemon's own end. ``beat``: its
+    last heartbeat that was seen; ``still``: for how many watched seconds it has been the last one."""
 
     job: JobRecord
     child: Child
     stderr: StderrReader
+    settings: Path
     asked: float | None = None
     killed: bool = False
     stopping: bool = False
-
-
-def may_start(settings: Settings, paused: Collection[str]) -> Allowed:
-    """What the configuration's limits let start beside what runs. ``paused``: servers, ``*`` for all; of those only
-    what a person asked for starts."""
-    limits = settings.configuration.concurrency
-
-    def allowed(job: JobRecord, running: Sequence[JobRecord]) -> bool:
-        if len(running) >= limits.jobs:
-            return False
-        if not job.server:
-            return True
-        if job.leg and (job.server in paused or "*" in paused):
-            return False
-        beside = [other for other in running if other.server == job.server]
-        if len(beside) >= limits.per_server:
-            return False
-        if job.kind in BACKUPS and any(other.kind in BACKUPS for other in beside):
-            return False
-        used = [name for other in running for name in _destinations(settings, other.server)]
-        return all(used.count(name) < limits.per_destination for name in _destinations(settings, job.server))
-
-    return allowed
-
-
-def _destinations(settings: Settings, server: str) -> frozenset[str]:
-    try:
-        found = settings.server(server)
-    except NotFoundError:  # of no server, or of one that is not configured any more
-        return frozenset()
-    return frozenset({*found.required, *found.others})
+    beat: datetime | None = None
+    still: float = 0.0
 
 
 class Worker:
@@ -98,8 +81,14 @@ class Worker:
         self._awake = threading.Event()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="worker", daemon=True)
+        self._file: Path | None = None
+        self._files: set[Path] = set()
+        self._owner = owner(next(_numbers))
         self._next_abandon = 0.0
+        self._next_start = 0.0
+        self._looked = time.monotonic()
         self._trouble = ""
+        self._left: bool | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -124,21 +113,39 @@ class Worker:
     def reload(self, wiring: Wiring) -> None:
         """Go by these settings from the next job on; what runs goes on."""
         self._wiring = wiring
+        self._file = None
         self.wake()
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
         """Start nothing more and end what runs; returns when nothing does. What had to be ended is cancelled, and
-        queued again for when a worker is there once more."""
-        self._ending.set()
-        self.wake()
-        if self._thread.is_alive():
-            self._thread.join()
-        for one in self._running:
-            one.stopping = True
-            self._guarded(partial(self._ask_to_stop, one))
-        while self._running:
-            self._guarded(self._watch)
-            time.sleep(_STEP)
+        queued again for when a worker is there once more.
+
+        A catalog that does not answer holds this up for twice the grace at most: then what runs is killed, and False
+        says that the catalog does not know. The next look at dead jobs, of whatever process, queues it again.
+        """
+        if self._left is None:
+            self._ending.set()
+            self.wake()
+            self._left = self._thread.is_alive() and not self._wound_down()
+        return not self._left
+
+    def _wound_down(self) -> bool:
+        self._thread.join(self._grace)
+        if self._thread.is_alive():  # the catalog holds it up, or somebody does not hear
+            for one in list(self._running):
+                one.child.send(signal.SIGTERM)
+            self._thread.join(max(self._grace, GRACE))
+        left = list(self._running)
+        if not self._thread.is_alive() or not left:
+            return not self._thread.is_alive()
+        for one in left:
+            mark_stopped(self._wiring, one.job)
+            kill_family(one.child.pid)
+        for one in left:
+            one.child.wait(self._grace)
+        say("worker-trouble", f"the catalog does not answer: {len(left)} jobs were killed and are running by its rows; "
+            "they are queued again when the service starts", level=logging.ERROR)
+        return False
 
     def step(self) -> None:
         """One look at everything: what ended, what should end, what may start. Raises CatalogError."""
@@ -146,20 +153,34 @@ class Worker:
         if time.monotonic() >= self._next_abandon:
             self._next_abandon = time.monotonic() + _ABANDON_SECONDS
             abandon_dead(self._wiring)
-        if self._held:
+        if self._held or time.monotonic() < self._next_start:
             return
         paused = {hold.server for hold in self._wiring.catalog.holds.all() if hold.kind == "pause"}
         allowed = may_start(self._wiring.settings, paused)
-        while (job := self._wiring.catalog.jobs.claim(owner(), self._wiring.clock(), allowed=allowed)) is not None:
+        while not self._ending.is_set() and time.monotonic() >= self._next_start:
+            job = self._wiring.catalog.jobs.claim(self._owner, self._wiring.clock(), allowed=allowed)
+            if job is None:
+                return
             self._begin(job)
 
     # -- inside
 
     def _loop(self) -> None:
+        self._guarded(self._clean)
         while not self._ending.is_set():
             self._guarded(self.step)
             self._awake.wait(TICK)
             self._awake.clear()
+        for one in self._running:
+            one.stopping = True
+            self._guarded(partial(self._ask_to_stop, one))
+        while self._running and not self._left:
+            self._guarded(self._watch)
+            time.sleep(_STEP)
+
+    def _clean(self) -> None:
+        """What processes that were killed left in the runtime directory may hold passwords: it goes before any job."""
+        runtime_directory()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """The worker outlives every trouble of one look: the next one may go well."""
@@ -175,24 +196,50 @@ class Worker:
         self._trouble = trouble
 
     def _begin(self, job: JobRecord) -> None:
+        """Start its process. Where that fails the job has failed: a row that runs without a process would stay."""
+        try:
+            one = self._started(job)
+        except Exception as error:  # noqa: BLE001  not hidden: it becomes the job's error, or is told as trouble
+            self._next_start = time.monotonic() + _START_PAUSE
+            why = error.strerror if isinstance(error, OSError) else None
+            self._end_row(job, JobState.FAILED, error if isinstance(error, BackupdError) else ToolError(
+                f"the process for this job cannot be started: {why or error}",
+                hint="look at the service's limits (open files, processes, memory) and at the journal"))
+        else:
+            self._running.append(one)
+            say("job-process", f"process {one.child.pid} runs {job.kind}", server=job.server, job=job.id)
+
+    def _started(self, job: JobRecord) -> _Running:
+        settings = self._held_file()
         here = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
         command = Command((sys.executable, "-P", "-m", "backupd", "run-job", job.id, "--token", str(job.token),
-                           "--config", str(self._wiring.settings.file)), env=here)
-        ear, mouth = os.pipe2(os.O_CLOEXEC)
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        try:
+                           "--config", str(self._wiring.settings.file), "--settings", str(settings)), env=here)
+        with ExitStack() as both, ExitStack() as ours:
+            ear, mouth = os.pipe2(os.O_CLOEXEC)
+            both.callback(os.close, mouth)
+            ours.callback(os.close, ear)
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            both.callback(os.close, nothing)
             child = spawn(command, stdin=nothing, stdout=nothing, stderr=mouth)
-        except BackupdError as error:
-            os.close(ear)
-            self._end_row(job, JobState.FAILED, error)
-            return
-        finally:
-            os.close(mouth)
-            os.close(nothing)
-        stderr = StderrReader(["backupd"], [ear], log=self._log(job))
-        stderr.start()
-        self._running.append(_Running(job, child, stderr))
-        say("job-process", f"process {child.pid} runs {job.kind}", server=job.server, job=job.id)
+            ours.callback(stop, [child], polite_seconds=0.0)
+            stderr = StderrReader(["backupd"], [ear], log=self._log(job))
+            stderr.start()
+            ours.pop_all()  # the reader closes the ear
+            return _Running(job, child, stderr, settings, beat=job.heartbeat_at)
+
+    def _held_file(self) -> Path:
+        """A file with the settings in force: the job goes by what was valid, not by what its files say by now."""
+        if self._file is None or not self._file.exists():
+            self._file = self._wiring.settings.hold(runtime_directory())
+            self._files.add(self._file)
+        return self._file
+
+    def _let_go(self) -> None:
+        """Remove settings that are not in force any more and that no job uses."""
+        used = {self._file, *(one.settings for one in self._running)}
+        for file in [file for file in self._files if file not in used]:
+            file.unlink(missing_ok=True)
+            self._files.remove(file)
 
     def _log(self, job: JobRecord) -> Path | None:
         """Where its process may complain before it has a log of its own."""
@@ -205,23 +252,53 @@ class Worker:
         return path
 
     def _watch(self) -> None:
+        """Raises the first of what went wrong, once every job was looked at."""
+        troubles: list[Exception] = []
         for one in list(self._running):
-            code = one.child.poll()
-            if code is not None:
-                self._ended(one, code)
-                self._running.remove(one)
-        if not self._running:
-            return
+            try:
+                code = one.child.poll()
+                if code is not None:
+                    self._ended(one, code)
+                    self._running.remove(one)
+            except Exception as error:  # noqa: BLE001  raised below; one job's trouble must not be the others'
+                troubles.append(error)
+        self._let_go()
         rows = {job.id: job for job in self._wiring.catalog.jobs.list(state=JobState.RUNNING)}
         for one in self._running:
-            row = rows.get(one.job.id)
+            row = rows.pop(one.job.id, None)
             if one.asked is None and row is None:
                 one.asked = time.monotonic()  # its job is over: it has the grace to end by itself
-            elif one.asked is None and row is not None and row.cancel_by:
+            elif one.asked is None and row is not None and (row.cancel_by or self._stands_still(one, row)):
                 self._ask_to_stop(one)
             elif one.asked is not None and time.monotonic() - one.asked > self._grace:
                 one.killed = True
                 kill_family(one.child.pid)
+        self._looked = time.monotonic()
+        for row in rows.values():
+            if row.owner == self._owner:
+                self._end_row(row, *_never_begun(row))
+        if troubles:
+            raise troubles[0]
+
+    def _stands_still(self, one: _Running, row: JobRecord) -> bool:
+        """Has its heart stopped? Then the row says who ends it. Only time that this thread has watched counts."""
+        if row.heartbeat_at != one.beat:
+            one.beat, one.still = row.heartbeat_at, 0.0
+            return False
+        one.still += min(time.monotonic() - self._looked, 2 * TICK)
+        policy = policy_of(self._wiring, row.server)
+        limit = max(STILL, policy.limits.hang if policy is not None else STILL)
+        if one.still < limit.total_seconds():
+            return False
+        message = f"stopped: its process gave no sign of life for {format_duration(one.still)}"
+        hint = "was it stopped (SIGSTOP, a frozen control group), or does it wait for a dead disk? See dmesg"
+        say("job-hanging", message, level=logging.WARNING, server=row.server, job=row.id)
+        now = self._wiring.clock()
+        self._wiring.catalog.jobs.request_cancel(row.id, HANG_WATCH, now)
+        self._wiring.catalog.events.add(Event(
+            at=now, kind="job-hanging", severity=Severity.ERROR, server=row.server, subject=row.leg or row.kind,
+            message=message, hint=hint, job_id=row.id))
+        return True
 
     def _ask_to_stop(self, one: _Running) -> None:
         one.asked = time.monotonic()
@@ -237,11 +314,16 @@ class Worker:
         one.stderr.finish()
         row = self._wiring.catalog.jobs.get(one.job.id)
         if row.state is JobState.RUNNING:
+            if one.stopping and not row.cancel_by:
+                row = replace(row, cancel_by=DAEMON_STOP)
             row = self._end_row(row, *self._verdict(one, row, code))
         ending = one.stopping or self._held
-        if ending and row.state is JobState.CANCELLED and not row.cancel_by:
+        if ending and row.state is JobState.CANCELLED and not row.cancel_by and not self._repeated(row):
             # Whoever stops the service may signal all its processes at once, before we could ask this one.
             self._wiring.catalog.jobs.enqueue(repetition(row, self._wiring.clock(), attempt=row.attempt))
+
+    def _repeated(self, row: JobRecord) -> bool:
+        return bool(self._wiring.catalog.jobs.list(previous=row.id, limit=1))
 
     def _verdict(self, one: _Running, row: JobRecord, code: int) -> tuple[JobState, BackupdError]:
         """What became of a job whose process ended without a word to the catalog."""
@@ -262,3 +344,11 @@ class Worker:
             return close(self._wiring, job, state, error=error, again=state is JobState.FAILED)
         except RefusedError:
             return self._wiring.catalog.jobs.get(job.id)  # somebody was faster
+
+
+def _never_begun(row: JobRecord) -> tuple[JobState, BackupdError]:
+    """What to say of a job that this worker has claimed and has no process for."""
+    if row.cancel_by:
+        return JobState.CANCELLED, BackupdError(f"stopped by {row.cancel_by} before its process was started")
+    return JobState.FAILED, BackupdError("the process for this job was not started: the worker failed in that moment",
+                                         hint="the service's log says why; run it again")

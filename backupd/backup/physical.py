@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event
 
+from backupd.backup.landmarks import Place, here, landmarks_of
 from backupd.backup.speed import Speeds, Stopwatch, redo_size
 from backupd.engine.client import Connection
 from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool, Remove, Rename
@@ -22,6 +23,7 @@ from backupd.model.manifest import (
     Body,
     BodyFacts,
     Header,
+    Landmarks,
     Stats,
     StoredObject,
     encode_body,
@@ -69,7 +71,7 @@ class PhysicalSpec:
     order. ``parent`` makes it an increment. ``reason``: why this kind is taken when another was due. ``config`` gives
     the configuration of the server's host. ``throttle``: what is read from the server passes it; ``send`` makes one for
     each destination, for what is stored there. ``spool``: a folder on a disk, for a tool that must copy the server
-    first."""
+    first. ``restored_by``: the restore that the data directory came from."""
 
     backup_id: str
     server: str
@@ -94,6 +96,7 @@ class PhysicalSpec:
     throttle: Throttle = field(default_factory=Unlimited)
     send: Callable[[], Throttle] = Unlimited
     spool: Path | None = None
+    restored_by: str = ""
 
     @property
     def kind(self) -> BackupKind:
@@ -134,10 +137,12 @@ def execute(
         try:
             sealed_config = sealer.seal(spec.config()) if spec.config else None
             waited = Stopwatch()
+            place = here(spec.connection) if spec.tool.takes_increments else None
             capture, packed = _capture(spec, fanout, waited, report, on_stderr, cancel, log)
             report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
-            header, facts = _commit(
-                spec, capture, packed, fanout, sealer, sealed_config, intent, clock, side_files, begun, fence)
+            landmarks = _landmarks(spec, capture, place) if place else None
+            header, facts = _commit(spec, capture, packed, fanout, sealer, sealed_config, landmarks, intent, clock,
+                                    side_files, begun, fence)
             return PhysicalOutcome(header, facts, Speeds(
                 packed.size, waited.seconds, redo_size(packed.entries), header.stats.bytes_new, fanout.loads))
         except BaseException as error:
@@ -183,6 +188,10 @@ def _capture(
     return capture, packed
 
 
+def _landmarks(spec: PhysicalSpec, capture: Capture, place: Place) -> Landmarks:
+    return replace(landmarks_of(spec.connection, spec.info, place, capture.receipts()), restore=spec.restored_by)
+
+
 def _commit(
     spec: PhysicalSpec,
     capture: Capture,
@@ -190,6 +199,7 @@ def _commit(
     fanout: Fanout,
     sealer: Sealer,
     sealed_config: bytes | None,
+    landmarks: Landmarks | None,
     intent: Intent,
     clock: Clock,
     side_files: list[StoredObject],
@@ -217,7 +227,7 @@ def _commit(
         started_at=spec.started_at, finished_at=clock() + spec.behind, recipients=sealer.recipients, stats=stats,
         objects=objects,
         body=described(layout.BODY, sealed_body), unpack=nothing, runbook=nothing, codec=CODEC,
-        config=described(layout.CONFIG, sealed_config) if sealed_config else None)
+        config=described(layout.CONFIG, sealed_config) if sealed_config else None, landmarks=landmarks)
     documents = spec.documents(body, header)
     sealed_unpack = sealer.seal(documents.unpack)
     header = replace(header, unpack=described(layout.UNPACK, sealed_unpack),

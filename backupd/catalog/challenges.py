@@ -9,7 +9,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
 from backupd.catalog.tables import challenges
-from backupd.model.challenge import Challenge
+from backupd.model.challenge import VALID_FOR, Challenge
 from backupd.model.errors import NotFoundError, RefusedError
 
 
@@ -43,13 +43,16 @@ class Challenges:
             return tuple(_challenge(row) for row in connection.execute(query).mappings())
 
     def answer(self, challenge_id: str, now: datetime, by: str) -> None:
-        """Raises RefusedError when it is answered already: of two answers the first one counts."""
+        """Raises RefusedError when it is answered already (of two answers the first one counts), or has lapsed."""
         with self._database.write() as connection:
             done = connection.execute(
-                update(challenges).where(challenges.c.id == challenge_id, challenges.c.answered_at.is_(None))
+                update(challenges)
+                .where(challenges.c.id == challenge_id, challenges.c.answered_at.is_(None),
+                       challenges.c.issued_at >= now - VALID_FOR)
                 .values(answered_at=now, answered_by=by))
             if not done.rowcount:
-                raise RefusedError(f"the challenge {challenge_id} is answered already")
+                raise RefusedError(f"the challenge {challenge_id} is answered already, or older than "
+                                   f"{VALID_FOR.days} days", hint="`backupd keys` lists the open ones")
 
 
 def _challenge(row: RowMapping) -> Challenge:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
@@ -80,8 +81,10 @@ class Database:
 
     def _postgresql_engine(self) -> Engine:
         # pre_ping: a PostgreSQL that was restarted must not fail the first record after it.
-        return create_engine(self.url, pool_pre_ping=True, hide_parameters=True, connect_args={
-            "connect_timeout": 10, "application_name": "backupd"})
+        engine = create_engine(self.url, pool_pre_ping=True, hide_parameters=True, connect_args={
+            "connect_timeout": 10, "application_name": "backupd", "tcp_user_timeout": 30_000})
+        event.listen(engine, "do_connect", _connect_patiently)
+        return engine
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -94,6 +97,19 @@ class Database:
         """One transaction: committed when the block ends well, undone when it raises. Raises CatalogError."""
         with self.errors(), self.engine.begin() as connection:
             yield connection
+
+    @contextmanager
+    def unhurried(self, connection: Connection) -> Iterator[None]:
+        """Within the block a statement on ``connection`` may take as long as it takes."""
+        if self.sqlite:
+            yield
+            return
+        ours = connection.connection.driver_connection
+        setattr(ours, "hurried", False)  # noqa: B010  SQLAlchemy knows the driver's connection as Any or None only
+        try:
+            yield
+        finally:
+            setattr(ours, "hurried", True)  # noqa: B010  as above
 
     def close(self) -> None:
         self.engine.dispose()
@@ -131,7 +147,8 @@ class Database:
             return CatalogError(f"the catalog {self.name} {message}", detail=detail, hint=hint)
         if isinstance(error, OperationalError) or error.connection_invalidated:
             return CatalogError(f"the catalog {self.name} cannot be reached", detail=detail,
-                                hint="is PostgreSQL running, and do its pg_hba.conf and your passfile let us in?")
+                                hint="is PostgreSQL running, does it answer within half a minute, and do its "
+                                     "pg_hba.conf and your passfile let us in?")
         return CatalogError(f"the catalog {self.name} refused a statement", detail=detail)
 
 
@@ -149,6 +166,14 @@ _SQLITE = {
                           "another process holds a long transaction on it; `fuser FILE` names it"),
     sqlite3.SQLITE_IOERR: ("cannot be read or written", "look at the kernel's messages (dmesg) for this disk"),
 }
+
+
+def _connect_patiently(_dialect: object, _record: object, arguments: Sequence[Any], options: dict[str, Any],
+                       ) -> DBAPIConnection:
+    from backupd.catalog.patience import PatientConnection  # needs psycopg, which SQLite does without
+
+    connection: Any = PatientConnection.connect(*arguments, **options)
+    return cast("DBAPIConnection", connection)
 
 
 def _is_full(path: Path) -> bool:

@@ -67,7 +67,7 @@ class Jobs:
                 if not allowed(job, running):
                     continue
                 taken = _move(job.id, JobState.RUNNING, job.token).values(
-                    owner=owner, token=job.token + 1, started_at=now, heartbeat_at=now)
+                    owner=owner, token=job.token + 1, started_at=now, heartbeat_at=now, message="", hint="")
                 if connection.execute(taken).rowcount:  # else it was cancelled in this very moment
                     return _one(connection, job.id)
         return None
@@ -134,6 +134,24 @@ class Jobs:
             if not changed and record.state is not JobState.RUNNING:
                 raise RefusedError(f"job {job_id} is {record.state}: there is nothing to cancel")
             return record
+
+    def pull_back(self, now: datetime, horizon: timedelta) -> tuple[JobRecord, ...]:
+        """Jobs that were queued more than ``horizon`` after ``now``, by a clock that was ahead, count as queued now and
+        wait for nothing. Gives them as they were."""
+        ahead = jobs.c.queued_at > now + horizon
+        with self._database.read() as connection:
+            found = _records(connection, _in_state(JobState.QUEUED).where(ahead))
+        if found:
+            with self._database.write() as connection:
+                connection.execute(update(jobs).where(jobs.c.state == str(JobState.QUEUED), ahead)
+                                   .values(queued_at=now, not_before=None))
+        return found
+
+    def say_waiting(self, job_id: str, message: str, hint: str) -> None:
+        """Write beside a queued job why it has not started; nothing happens to one that is not queued any more."""
+        with self._database.write() as connection:
+            connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
+                               .values(message=message, hint=hint))
 
     def dead(self, is_alive: Callable[[str], bool | None], now: datetime) -> tuple[JobRecord, ...]:
         """Running jobs whose ``owner`` is not alive.
@@ -218,6 +236,15 @@ def insert_jobs(connection: Connection, records: Sequence[JobRecord]) -> None:
         raise ValueError(f"no job begins as {wrong[0]}")
     if records:
         connection.execute(insert(jobs), [_columns(record) for record in records])
+
+
+def skip_jobs(connection: Connection, reasons: Mapping[str, str], now: datetime) -> None:
+    """End queued jobs (id: why) as skipped, within a transaction of the caller. Raises RefusedError when one of them is
+    not queued any more."""
+    for job_id, reason in reasons.items():
+        if not connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED)).values(
+                state=str(JobState.SKIPPED), finished_at=now, message=reason, hint="")).rowcount:
+            raise RefusedError(f"job {job_id} does not wait any more")
 
 
 def _taken_over(record: JobRecord) -> RefusedError:

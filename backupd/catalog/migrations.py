@@ -62,7 +62,7 @@ def bring_up_to_date(database: Database) -> tuple[str | None, str]:
         found = current(connection)
     if found == wanted:
         return found, wanted
-    with database.write() as connection:
+    with database.write() as connection, database.unhurried(connection):
         if not database.sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         found = current(connection)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from backupd.catalog.database import Database
 from backupd.catalog.events import insert_events
-from backupd.catalog.jobs import insert_jobs
+from backupd.catalog.jobs import insert_jobs, skip_jobs
 from backupd.catalog.tables import schedules
 from backupd.model.errors import RefusedError
 from backupd.model.event import Event
@@ -24,7 +24,8 @@ Key = tuple[str, str]
 class Schedule:
     """A leg since ``since``; every due time up to ``handled`` has its row among the jobs.
 
-    ``cadence`` is what was followed, in words of the caller; empty while the leg is in no configuration.
+    ``cadence`` is what was followed, in words of the caller; empty while the leg is in no configuration: then nothing
+    after ``handled`` has a row yet.
     """
 
     server: str
@@ -49,11 +50,13 @@ class Schedules:
             return _all(connection)
 
     def settle(self, before: Mapping[Key, Schedule], after: Sequence[Schedule], *, jobs: Sequence[JobRecord] = (),
-               events: Sequence[Event] = ()) -> None:
-        """Write ``after``, ``jobs`` and ``events``, all or nothing.
+               events: Sequence[Event] = (), skipped: Mapping[str, str] | None = None,
+               now: datetime | None = None) -> None:
+        """Write ``after``, ``jobs`` and ``events``, and end the queued jobs ``skipped`` (id: why) at ``now``, all or
+        nothing.
 
         ``before``: the rows as the decision saw them. Raises RefusedError when one of those written has changed since:
-        then somebody else dealt with the same due times.
+        then somebody else dealt with the same due times; or when one of ``skipped`` has just been started.
         """
         with self._database.write() as connection:
             found = _all(connection)
@@ -72,6 +75,8 @@ class Schedules:
                 connection.execute(_UPDATE, [
                     {"at_server": row.server, "at_leg": row.leg, "cadence": row.cadence, "since": row.since,
                      "handled": row.handled} for row in old])
+            if skipped and now is not None:
+                skip_jobs(connection, skipped, now)
             insert_jobs(connection, jobs)
             insert_events(connection, events)
 

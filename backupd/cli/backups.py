@@ -73,10 +73,12 @@ def keep(
 ) -> None:
     """Keep a backup: no rule deletes it until it is released."""
     with session(context, config, as_json) as run:
-        run.service.keep(backup_id, pinned=not release)
+        problems = run.service.keep(backup_id, pinned=not release)
         run.screen.done = f"{backup_id} was {'released' if release else 'kept'}"
-        run.screen.document({"id": backup_id, "pinned": not release})
+        run.screen.document({"id": backup_id, "pinned": not release, "problems": list(problems)})
         run.screen.line(f"{backup_id} is {'released' if release else 'kept'}")
+        for problem in problems:
+            run.screen.line(f"NOT written at {problem}; say it again later", style="bold red")
 
 
 @app.command()
@@ -92,9 +94,13 @@ def delete(
 ) -> None:
     """Mark a backup as deleted; its data goes after the grace period."""
     with session(context, config, as_json) as run:
-        held = run.service.delete(backup_id, now=now, with_increments=with_increments)
+        done = run.service.delete(backup_id, now=now, with_increments=with_increments)
+        held = done.held
         run.screen.done = f"{backup_id} was {'deleted' if now and not held else 'marked as deleted'}"
-        run.screen.document({"id": backup_id, "state": "deleted", "now": now, "held": held})
+        run.screen.document({"id": backup_id, "state": "deleted", "now": now, "held": list(held),
+                             "forgotten": list(done.forgotten)})
+        for sentence in done.forgotten:
+            run.screen.line(sentence, style="yellow")
         if held:
             run.screen.line(f"{backup_id} is marked as deleted, but it was NOT removed yet:")
             for sentence in held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -118,9 +119,12 @@ def run_job(
     context: typer.Context,
     job_id: JobId,
     token: Annotated[int, typer.Option("--token", help="Under which the worker claimed it.")],
+    settings: Annotated[
+        Path | None, typer.Option("--settings", metavar="FILE", help="What the worker holds in force.")
+    ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Do a job that a worker has claimed. The worker starts this; people do not."""
-    with session(context, config, as_json) as run:
+    with session(context, config, as_json, settings) as run:
         run.service.run_job(job_id, token)

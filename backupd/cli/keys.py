@@ -49,6 +49,8 @@ def list_(context: typer.Context, config: Config = None, as_json: Json = False) 
                 run.screen.line(f"{state.info.problem or state.info.warning}", style="yellow")
             if state.waiting:
                 run.screen.line(f"{state.name}: challenge {state.waiting[0].id} waits for an answer")
+            elif state.overdue:
+                run.screen.line(f"{state.name}: no challenge is open: backupd keys challenge --recipient {state.name}")
 
 
 @app.command()

@@ -88,7 +88,7 @@ app.add_typer(catalog, name="catalog")
 @contextmanager
 def _stoppable() -> Iterator[None]:
     """SIGTERM and SIGHUP unwind like Ctrl-C, so that a stopped backup leaves nothing behind. Only the first one: a
-    second must not disturb the cleaning up."""
+    second must not disturb the cleaning up. One that is ignored (nohup, `backupd serve`) stays so."""
     stopped: list[int] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -96,7 +96,8 @@ def _stoppable() -> Iterator[None]:
             stopped.append(number)
             raise StoppedError(number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
     finally:

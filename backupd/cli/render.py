@@ -155,12 +155,12 @@ def show_phases(screen: Screen, phases: Iterable[Mapping[str, Any]]) -> None:
 
 
 def show_proof(screen: Screen, proof: Proof) -> None:
-    failed = proof.outcome == "failed"
     verdict = {
         "proved": "proved: restored, checked and equal to the source's witness",
         "restored": "restored and checked; there was no witness to compare with",
+        "undecided": "NOT TESTED: something kept the test from its end, which says nothing about the backup",
     }.get(proof.outcome, "FAILED")
-    screen.line(f"{proof.backup_id}: {verdict}", style="bold red" if failed else "green")
+    screen.line(f"{proof.backup_id}: {verdict}", style="green" if proof.is_good else "bold red")
     if proof.error:
         screen.line(proof.error)
     screen.facts(

@@ -115,7 +115,7 @@ def prove(
         from backupd.cli.render import show_proof
 
         show_proof(run.screen, proof)
-        if proof.outcome == "failed":
+        if not proof.is_good:
             raise typer.Exit(1)
 
 

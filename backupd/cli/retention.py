@@ -5,7 +5,8 @@ Documents: ``retention`` gives ``{"server", "applied", "destinations": [Decision
 ``bytes_expire``, ``note``, ``backups`` (``id``, ``kind``, ``parent``, ``finished_at``, ``bytes``, ``marked``, ``keep``,
 ``rules``, ``reasons``), ``binlogs`` (``name``, ``from``, ``to``, ``bytes``, ``keep``, ``reasons``), ``recoverable``
 (``from``, ``to``, ``base``), ``stopped`` (ids that only a hold or the newest proof keeps), ``warnings``. ``hold`` and
-``pause`` give the hold (``server``, ``kind``, ``reason``, ``by``, ``since``), without a server the list of them.
+``pause`` give the hold (``server``, ``kind``, ``reason``, ``by``, ``since``), without a server the list of them;
+``hold`` and its ``--release`` also ``problems``: destinations that could not be told.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ def hold(
         else:
             found = run.service.hold(whom, reason)
             run.screen.document(found.as_json())
-            run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.reason}")
+            run.screen.line(f"nothing of {_named(whom)} is deleted from now on: {found.hold.reason}")
+            for problem in found.problems:
+                run.screen.line(f"NOT written at {problem}; say it again later, or others may delete there",
+                                style="bold red")
 
 
 def pause(
@@ -157,10 +161,12 @@ def _whom(server: str | None, everyone: bool, *, needed: bool) -> str | None:
 
 
 def _release(service: Service, screen: Screen, whom: str, kind: HoldKind) -> None:
-    service.release(whom, kind)
+    problems = service.release(whom, kind)
     word = "released" if kind is HoldKind.HOLD else "resumed"
-    screen.document({"server": whom, "kind": str(kind), "released": True})
+    screen.document({"server": whom, "kind": str(kind), "released": True, "problems": list(problems)})
     screen.line(f"{_named(whom)} is {word}")
+    for problem in problems:
+        screen.line(f"it may still be written at {problem}; say it again later", style="bold red")
 
 
 def _list(screen: Screen, found: tuple[Hold, ...]) -> None:

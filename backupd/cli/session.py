@@ -34,11 +34,11 @@ class Session:
     screen: Screen
 
 
-def open_service(path: Path) -> AbstractContextManager[Service]:
+def open_service(path: Path, held: Path | None = None) -> AbstractContextManager[Service]:
     """Open the application. Imported late: ``--help`` and wrong usage need none of it."""
     from backupd.app.service import Service
 
-    return Service.open(path)
+    return Service.open(path, held)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def guarded(context: typer.Context, as_json: bool) -> Iterator[Screen]:
 
 
 @contextmanager
-def session(context: typer.Context, config: Path | None, as_json: bool) -> Iterator[Session]:
-    """Run a command with the service of the chosen configuration."""
-    with guarded(context, as_json) as screen, open_service(config_path(context, config)) as service:
+def session(context: typer.Context, config: Path | None, as_json: bool, held: Path | None = None) -> Iterator[Session]:
+    """Run a command with the service of the chosen configuration, or of the settings that another process holds."""
+    with guarded(context, as_json) as screen, open_service(config_path(context, config), held) as service:
         yield Session(service=service, screen=screen)

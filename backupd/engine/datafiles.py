@@ -8,18 +8,29 @@ has them:
 * ``t.new`` (``t.new.delta``): ``t.ibd``, made or rebuilt after the last checkpoint
 * ``t.del``, ``t.ren``: ``t`` was dropped, or renamed to the name that stands in it, while the tool ran; newer
   xtrabackup writes the tablespace's number instead of its name
+
+RENAME TABLE a.t TO b.t of a table with DATA DIRECTORY moves ``t.frm`` only (MariaDB 10.11.19): its link and its data
+keep the old schema's name, at the source as in every backup, and the next start finds no tablespace:
+``rejoin_renamed``.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from backupd.model.errors import DamagedError
 
-_DATA = ".ibd"
+_DATA, _LINK = ".ibd", ".isl"
 _DELTA, _META, _NEW, _DROPPED, _RENAMED = ".delta", ".meta", ".new", ".del", ".ren"
 _TEMPORARY = "#sql"
+_INDEX_OF_OTHERS = (".MYI", ".MAI")
+_PARTITION = re.compile("#[Pp]#")
+_AUXILIARY = re.compile("FTS_[0-9a-f]{16}_")
+"""Tables of a full-text index, which have no definition of their own."""
+_VIEW = b"TYPE=VIEW"
 _DEFINITION = ".frm"
 """Files by which a server before MySQL 8 knows a table."""
 
@@ -59,3 +70,63 @@ def verify_tables(base: Path, last: Sequence[str]) -> None:
     if wrong:
         raise DamagedError(f"{len(wrong)} files of the prepared {base} are not those of the backup", wrong,
                            hint="fetch the backup again, from another destination if there is one")
+
+
+def rejoin_renamed(base: Path) -> tuple[str, ...]:
+    """Give tablespaces of the prepared ``base`` that were left behind by a RENAME into another schema the name of their
+    table; call it before the links are remapped. Returns the tables (``schema/table``).
+
+    Raises DamagedError, before anything moves, where several tables could be meant.
+    """
+    definitions = {path.relative_to(base).as_posix().removesuffix(_DEFINITION): path
+                   for path in sorted(base.glob(f"*/*{_DEFINITION}"))}
+    if not definitions:
+        return ()  # a server that keeps them elsewhere
+    moves: list[tuple[str, str]] = []
+    doubts: list[str] = []
+    for link in sorted(base.glob(f"*/*{_LINK}")):
+        stem = link.relative_to(base).as_posix().removesuffix(_LINK)
+        name, *_ = _PARTITION.split(stem)
+        table = name.rpartition("/")[2]
+        left = _left_behind(base, link)
+        if left and name in definitions:  # renamed to another name, too: then the link moved, but not the data
+            moves.append((left, stem))
+        if name in definitions or _TEMPORARY in name or _AUXILIARY.match(table):
+            continue
+        part = stem.removeprefix(name)
+        able = [other for other, path in definitions.items()
+                if other.rpartition("/")[2] == table and not _has_data(base / other, part) and not _is_view(path)]
+        if len(able) == 1:
+            moves.append((stem, able[0] + part))
+        elif able:
+            doubts.append(f"{stem}{_DATA} may belong to {' or '.join(able)}")
+    if doubts:
+        raise DamagedError(f"the tablespaces of {len(doubts)} renamed tables cannot be assigned", doubts,
+                           hint="restore another backup; at the source, RENAME TABLE back to the old schema makes the"
+                           " next backup right")
+    for stem, to in moves:
+        for suffix in (_DATA, _LINK):
+            if (base / f"{stem}{suffix}").exists():
+                (base / f"{stem}{suffix}").rename(base / f"{to}{suffix}")
+    return tuple(to for _stem, to in moves)
+
+
+def _left_behind(base: Path, link: Path) -> str:
+    """What the data of ``link`` is called in the backup (without suffix) where it bears its old schema's name."""
+    if link.with_suffix(_DATA).exists():
+        return ""
+    source = Path(os.fsdecode(link.read_bytes().rstrip(b"\r\n\0 ")))
+    stem = f"{source.parent.name}/{source.stem}"
+    lies_there = (base / f"{stem}{_DATA}").is_file() and not (base / f"{stem}{_LINK}").exists()
+    return stem if lies_there and source.suffix == _DATA and stem.rpartition("/")[2] == link.stem else ""
+
+
+def _has_data(table: Path, part: str) -> bool:
+    names = [f"{table.name}{part}{suffix}" for suffix in (_DATA, _LINK)]
+    names += [] if part else [table.name + suffix for suffix in _INDEX_OF_OTHERS]
+    return any((table.parent / name).exists() for name in names)
+
+
+def _is_view(definition: Path) -> bool:
+    with definition.open("rb") as file:
+        return file.read(len(_VIEW)) == _VIEW

@@ -3,7 +3,10 @@
 A server that was restored, or whose binary log was thrown away, may bear the same name, port and identity as before.
 An increment on a backup of its other life would mix pages of two histories, and no tool would notice. So the server is
 asked for whatever contradicts the place where the earlier backup ended: its log sequence number and its binary log.
-Silence proves nothing (old binary logs are purged in due course), a contradiction does.
+The absence of a contradiction proves nothing: a copy that was promoted, a volume that was set back to a snapshot or a
+datadir made anew writes its own log past every recorded number. So what is asked for besides is evidence: the binary
+log must hold, right before the place where the backup ended, the very bytes that it held then (they tell times to the
+second). Without a binary log, or where nobody's changes go into it, nothing can show that.
 
 Measured with MariaDB 10.11.19: ``BINLOG_GTID_POS(file, pos)`` is NULL for a place that is not between two events, or
 not there; it needs no privilege. ``server_uid`` is made of a network address and the port, so that a restored server
@@ -12,7 +15,10 @@ on the same host has the one of its source.
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 from backupd.engine.client import Session, is_denied
 from backupd.model.errors import ServerError
@@ -20,13 +26,29 @@ from backupd.model.server import Flavour, Position, Role, ServerInfo
 
 _LSN_VARIABLES = ("Innodb_lsn_current", "Innodb_redo_log_current_lsn")
 """MariaDB and Percona Server; MySQL from 8.0.30 on."""
-_LSN_LINE = re.compile(r"^Log sequence number\s+(\d+)", re.MULTILINE)
+_LSN_LINE = "Log sequence number"
+_CHECKPOINT_VARIABLES = ("Innodb_lsn_last_checkpoint", "Innodb_redo_log_checkpoint_lsn")
+_CHECKPOINT_LINE = "Last checkpoint at"
+_HEAD, _TAIL = 256, 16 * 1024
+_IN_USE = slice(21, 23)
+"""Flags of a binary log's first event: they tell whether the server still writes to the file."""
+_LAYOUT = ("innodb_page_size", "innodb_data_file_path", "innodb_undo_tablespaces")
+_KEY_PLUGINS = "encryption plugins"
 
 
 def current_lsn(session: Session) -> int | None:
     """Up to which log sequence number the server has written; None where the account may not know. Raises
     ServerError."""
-    for name in _LSN_VARIABLES:
+    return _number(session, _LSN_VARIABLES, _LSN_LINE)
+
+
+def last_checkpoint(session: Session) -> int | None:
+    """Where a recovery of the server would begin; None where the account may not know. Raises ServerError."""
+    return _number(session, _CHECKPOINT_VARIABLES, _CHECKPOINT_LINE)
+
+
+def _number(session: Session, variables: Sequence[str], line: str) -> int | None:
+    for name in variables:
         rows = session.query("SHOW GLOBAL STATUS LIKE %s", name)
         if rows:
             return int(rows[0][1])
@@ -36,8 +58,60 @@ def current_lsn(session: Session) -> int | None:
         if is_denied(error):
             return None
         raise
-    found = _LSN_LINE.search(status)
+    found = re.search(rf"^{line}\s+(\d+)", status, re.MULTILINE)
     return int(found[1]) if found else None
+
+
+def log_digest(info: ServerInfo, position: Position) -> str:
+    """SHA-256 of the binary log right before ``position``, and of the file's beginning. Raises OSError when it cannot
+    be read, ValueError when it does not go so far."""
+    path = Path(info.variables.get("log_bin_basename", "")).parent / position.file
+    with path.open("rb") as file:
+        head = bytearray(file.read(min(_HEAD, position.pos)))
+        begin = max(position.pos - _TAIL, len(head))
+        file.seek(begin)
+        tail = file.read(max(position.pos - begin, 0))
+    if len(head) + len(tail) < min(position.pos, len(head) + _TAIL):
+        raise ValueError(f"{path} ends before {position.pos}")
+    head[_IN_USE] = bytes(len(head[_IN_USE]))
+    return hashlib.sha256(head + tail).hexdigest()
+
+
+def mute(info: ServerInfo) -> str:
+    """Why the binary log of this server could not show that its history is still the same; "" when it could."""
+    if not info.log_bin:
+        return "without a binary log (log_bin) nothing shows that the server's history is still the same"
+    updates = [info.variables[name] for name in ("log_slave_updates", "log_replica_updates") if name in info.variables]
+    if info.role is Role.REPLICA and "ON" not in updates:
+        return "of a replica without log_slave_updates nothing shows that its history is still the same"
+    return ""
+
+
+def missing_evidence(info: ServerInfo, position: Position, digest: str) -> str:
+    """Why it is not shown that the server is of the history in which ``position`` had ``digest``; "" when it is."""
+    silent = mute(info)
+    if silent:
+        return silent
+    if not digest:
+        return "the binary log could not be read then, so nothing shows that the server's history is still the same"
+    try:
+        if log_digest(info, position) == digest:
+            return ""
+    except OSError as error:
+        return (f"the binary log {position.file} cannot be read ({error.strerror}), so nothing shows that the server's"
+                " history is still the same")
+    except ValueError as error:
+        return f"the binary log began again: {error}"
+    return f"before {position.file}:{position.pos} the binary log holds other events than it did then"
+
+
+def layout_of(info: ServerInfo) -> dict[str, str]:
+    """Digests of what decides which files the tool finds and whether it can read them: no increment may follow where it
+    changed (measured: prepare fails on an ``ibdata2`` or an encrypted page that the full backup knew nothing of)."""
+    # Key plugins have it in their names: file_key_management, keyring_file, hashicorp_key_management ...
+    plugins = [plugin.partition("=")[0] for plugin in info.plugins if "key" in plugin.lower()]
+    values = {name: info.variables.get(name, "") for name in _LAYOUT} | {_KEY_PLUGINS: ",".join(sorted(plugins))}
+    return {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in values.items()}
 
 
 def contradiction(session: Session, info: ServerInfo, position: Position, lsn: int) -> str:

@@ -8,6 +8,7 @@ stream that is cut between two files looks complete, and the tools exit with 0 o
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.client import Connection
+from backupd.engine.imports import existing_tables
 from backupd.engine.lockwatch import LockWatch
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, Hole, Remove, Rename
 from backupd.engine.receipts import ReceiptCollector, ReceiptNames, parse_receipts
@@ -26,6 +28,8 @@ from backupd.process.optionfile import option_file
 from backupd.process.pipeline import Pipeline
 
 COMPLETED = "completed OK!"
+_IGNORED = re.compile(r"table was dropped\b.*\bignore the tablespace \S*?([^/\s]+/[^/\s]+)\.ibd")
+"""The tool left a table out that it takes for a dropped one; one that was imported just now looks the same to it."""
 OPEN_FILES = 65536
 """The tools keep every tablespace open while they copy; the system's own limit still holds."""
 _FOREIGN = (".qp", ".lz4", ".zst", ".xbcrypt")
@@ -72,6 +76,8 @@ class StreamingCapture:
         self._pipeline: Pipeline | None = None
         self._watch: LockWatch | None = None
         self._last_line = ""
+        self._ignored: list[str] = []
+        self._tables: set[str] = set()
         self._receipts: Receipts | None = None
         self._log_tail = ""
 
@@ -120,10 +126,16 @@ class StreamingCapture:
                 collector.data(event.path, event.payload)
             elif isinstance(event, End):
                 collector.end(event.path)
+                self._note(event.path)
             elif isinstance(event, Remove | Rename) and event.path in self._made.names.all:
                 raise StreamError(f"{self.tool.name} took back {event.path}", detail=self.log_tail)
             yield event
         self._receipts = self._verified(collector)
+
+    def _note(self, path: str) -> None:
+        stem = path.removesuffix(".delta")
+        if stem.endswith((".ibd", ".new")):
+            self._tables.add(stem.rpartition(".")[0])
 
     def receipts(self) -> Receipts:
         if self._receipts is None:
@@ -176,11 +188,30 @@ class StreamingCapture:
         if receipts.from_lsn != since or receipts.to_lsn < since:
             raise StreamError(f"{name} made a backup from {receipts.from_lsn} to {receipts.to_lsn}, not since {since}",
                               hint="the server is not the one that the backup before it was taken from: take a full")
+        self._refuse_ignored()
         return receipts
+
+    def _refuse_ignored(self) -> None:
+        """Are the tables that the tool left out really gone? One that was dropped and made again is in the stream."""
+        doubtful = [name for name in dict.fromkeys(self._ignored) if name not in self._tables]
+        if not doubtful:
+            return
+        with self._request.connection.connect() as session:
+            left_out = existing_tables(session, doubtful)
+        if left_out:
+            raise ToolError(
+                f"{self.tool.name} left out {len(left_out)} tables that the server has: {', '.join(left_out[:20])}",
+                detail=self.log_tail,
+                hint="a table that was imported (IMPORT TABLESPACE) shortly before looks dropped to the tool until the"
+                " server's next checkpoint: take the backup again a little later",
+            )
 
     def _heard(self, line: str) -> None:
         if line.strip():
             self._last_line = line
+        ignored = _IGNORED.search(line)
+        if ignored:
+            self._ignored.append(ignored[1])
         if self._watch is not None:
             self._watch.heard(line)
         if self._request.on_stderr is not None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from backupd.model.clock import format_time
 
 THIS_MACHINE = "this machine"
 """``answered_by`` where the restore keyring itself opened it: that proves the copy of the key that lies here only."""
+
+VALID_FOR = timedelta(days=30)
+"""How old a challenge may be when it is answered: an older phrase shows what somebody could do then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,10 @@ class Challenge:
     digest: str
     answered_at: datetime | None = None
     answered_by: str = ""
+
+    def has_lapsed(self, now: datetime) -> bool:
+        """Whether no answer to it counts any more."""
+        return self.issued_at + VALID_FOR < now
 
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "fingerprint": self.fingerprint, "name": self.name,

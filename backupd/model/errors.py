@@ -4,6 +4,7 @@
     ├── UsageError              wrong call, exit 2
     ├── ConfigurationError      configuration or policy files, all problems at once, exit 2
     ├── RefusedError            a rule forbids it; nothing was changed
+    │   └── BusyError           somebody else is at it; later it may work
     ├── NotFoundError           no such server, backup, destination
     ├── ToolError               an external program failed
     │   └── ToolMissingError
@@ -91,6 +92,10 @@ class ConfigurationError(BackupdError):
 
 class RefusedError(BackupdError):
     problem_type = "refused"
+
+
+class BusyError(RefusedError):
+    retryable = True
 
 
 class NotFoundError(BackupdError):

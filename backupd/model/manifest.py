@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -52,11 +52,29 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Landmarks:
+    """By what the next increment knows that the server still goes on from this backup.
+
+    ``log``: digest of the binary log right before the backup's position, "" when there was none to read. ``table``: the
+    highest id of an InnoDB table, None when not known. ``last_lsn``: up to where the redo log was copied. ``restore``:
+    the restore that the data directory came from, "" for none. ``layout``: digests of settings that decide which files
+    there are, by name.
+    """
+
+    log: str = ""
+    table: int | None = None
+    last_lsn: int = 0
+    restore: str = ""
+    layout: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """The clear part. ``from_lsn`` to ``to_lsn``: what the tool copied, 0 where it has no such numbers; an increment
     begins where its ``parent`` ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another
     was due. ``config``: the configuration of the source's host, where it was taken. ``tool``: the name of the tool that
-    took it, since no other one can go on from there.
+    took it, since no other one can go on from there. ``landmarks``: None where no increment can build on this backup,
+    and in manifests that are older than they.
     """
 
     backup_id: str
@@ -78,6 +96,7 @@ class Header:
     reason: str = ""
     config: StoredObject | None = None
     tool: str = ""
+    landmarks: Landmarks | None = None
 
     @property
     def side_files(self) -> tuple[StoredObject, ...]:
@@ -169,6 +188,8 @@ def encode_header(header: Header) -> bytes:
         "reason": header.reason, "config": _stored(header.config) if header.config else None,
         "tool": header.tool,
     }
+    if header.landmarks is not None:  # without them, the document is the one that earlier versions wrote
+        document["landmarks"] = {**asdict(header.landmarks), "layout": dict(header.landmarks.layout)}
     document["checksum"] = hashlib.sha256(_canonical(document)).hexdigest()
     return _canonical(document)
 
@@ -191,7 +212,8 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             body=_read_stored(document["body"]), unpack=_read_stored(document["unpack"]),
             runbook=_read_stored(document["runbook"]), from_lsn=document["from_lsn"], to_lsn=document["to_lsn"],
             server_uuid=document["server_uuid"], reason=document["reason"],
-            config=_read_stored(document["config"]) if document["config"] else None, tool=document["tool"])
+            config=_read_stored(document["config"]) if document["config"] else None, tool=document["tool"],
+            landmarks=Landmarks(**document["landmarks"]) if "landmarks" in document else None)
         if encode_header(header) != raw:
             raise ValueError("its bytes differ from what was written")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -65,9 +65,13 @@ class Witness:
                    uncovered=dict(data["uncovered"]), objects=dict(data["objects"]), seconds=float(data["seconds"]))
 
 
+PROVED, RESTORED, FAILED, UNDECIDED = "proved", "restored", "failed", "undecided"
+
+
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The record of one test restore. ``outcome``: ``proved``, ``restored`` (no witness to compare) or ``failed``."""
+    """The record of one test restore. ``outcome``: ``proved``, ``restored`` (no witness to compare), ``failed`` (the
+    data is bad) or ``undecided``: something else kept the test from its end, which says nothing about the data."""
 
     id: str
     server: str
@@ -80,6 +84,11 @@ class Proof:
     checks: tuple[Check, ...]
     tables_compared: int
     error: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Was the data found good?"""
+        return self.outcome in (PROVED, RESTORED)
 
     @property
     def seconds(self) -> float:

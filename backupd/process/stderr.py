@@ -51,7 +51,12 @@ class StderrReader:
         self._thread = threading.Thread(target=self._read, name="stderr", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no thread for us
+            if self._log is not None:
+                self._log.close()
+            raise
 
     def finish(self, seconds: float = 5.0) -> None:
         """Wait for the last line of every program; they must have exited. Gives up on strangers holding the

@@ -113,6 +113,12 @@ class _Solution:
             if proved is not None and proved.proved_at is not None:
                 self._note(proved.id, "proved", "it is the newest one here that a test restore proved "
                                                 f"({format_time(proved.proved_at)}): that is never deleted")
+                continue
+            # Without a witness nothing is ever proved; then this is the best that is known of any.
+            restored = next((backup for backup in backups if backup.restored_at is not None), None)
+            if restored is not None and restored.restored_at is not None:
+                self._note(restored.id, "proved", "none here is proved, and it is the newest one that a test restore "
+                           f"brought back ({format_time(restored.restored_at)}): that is never deleted")
 
     def _with_parents(self) -> None:
         """What a kept backup builds on is kept, however many steps away."""

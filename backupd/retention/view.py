@@ -13,8 +13,9 @@ class Stored:
     """One backup's copy at the destination.
 
     ``usable``: as far as is known everything of this copy is there and sound; what it builds on is not asked.
-    ``marked``: marked deleted here, so no longer offered. ``proved_at``: when a test restore of it last succeeded, None
-    when none did or a later one failed. ``bytes``: stored by it, shared objects included.
+    ``marked``: marked deleted here, so no longer offered. ``proved_at``: when a test restore of it last found it equal
+    to its witness, ``restored_at``: when one last found nothing wrong, with or without a witness; None when none did or
+    a later one found it bad. ``bytes``: stored by it, shared objects included.
     """
 
     id: str
@@ -26,6 +27,7 @@ class Stored:
     marked: bool = False
     pinned: bool = False
     proved_at: datetime | None = None
+    restored_at: datetime | None = None
     bytes: int = 0
 
 

@@ -41,7 +41,7 @@ class Collected:
     leases: list[str] = field(default_factory=list)
     trees: list[str] = field(default_factory=list)
     side_files: list[str] = field(default_factory=list)
-    """Keys of side files and marks of backups that are no more."""
+    """Keys of side files, marks and keeps of backups that are no more."""
     leftovers: int = 0
     tombstoned: int = 0
     rescued: int = 0
@@ -162,6 +162,7 @@ class _Collection:
         self._result.leftovers = self._destination.clear_leftovers()
         trees, sides = unfinished(self._destination)
         sides += self._destination.list(layout.MARKS)
+        sides += self._destination.list(layout.HELD)
         pool, _ = pooled(self._destination)
         tombs = _tombstones(self._destination)
         running = self._look()

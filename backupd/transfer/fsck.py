@@ -5,7 +5,7 @@
     objects-present         so is every object that a manifest names
     parent-present          what an increment builds on is here, too, and not marked deleted unless the increment is
     tree-matches-manifest   the tree of each backup shows exactly its objects (TREE destinations)
-    no-orphan-object        no object, tombstone or mark without a backup, and no file of strangers among them
+    no-orphan-object        no object, tombstone, mark or keep without a backup, and no file of strangers among them
     no-partial-tree         no tree or side file of a backup that was never committed
     no-stale-intent         no intent whose owner is gone
     no-stale-pin            no pin whose owner is gone
@@ -32,6 +32,7 @@ from backupd.model.manifest import Body, Header, StoredObject
 from backupd.transfer.collect import References, collect, entombed, living_intents, orphans, pooled, unfinished
 from backupd.transfer.intent import intents
 from backupd.transfer.inventory import committed
+from backupd.transfer.keeping import kept_at
 from backupd.transfer.lease import Alive, is_alive
 from backupd.transfer.pin import pins
 from backupd.transfer.remove import marks
@@ -171,13 +172,16 @@ def repair(destination: Destination, catalog: Collection[CatalogView] | None, *,
 
 
 def _forgotten(view: _View, *, waiting: bool, blind: bool) -> Iterator[Finding]:
-    """Tombstones and marks that are about nothing. While a backup runs, a tombstone may still have to wait."""
+    """Tombstones, marks and keeps that are about nothing. While a backup runs, a tombstone may still have to wait."""
     for name in view.tombs:
         if name not in view.pool and not waiting:
             yield Finding(Invariant.NO_ORPHAN_OBJECT, name, "a tombstone of an object that is gone",
                           repairable=not blind)
     for server, backup_id in sorted(set(marks(view.destination)) - view.references.backups):
         yield Finding(Invariant.NO_ORPHAN_OBJECT, backup_id, f"a mark of a backup of {server} that is gone",
+                      repairable=True)
+    for server, backup_id in sorted(kept_at(view.destination).backups - view.references.backups):
+        yield Finding(Invariant.NO_ORPHAN_OBJECT, backup_id, f"a backup of {server} is kept here that is gone",
                       repairable=True)
 
 

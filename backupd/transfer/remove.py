@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backupd.model.clock import Clock, format_time, parse_time
-from backupd.model.errors import NotFoundError, ObjectMissingError, RefusedError
+from backupd.model.errors import DamagedError, NotFoundError, ObjectMissingError, RefusedError
 from backupd.model.manifest import Header
 from backupd.transfer.collect import Collected, collect, living_intents, living_pins
 from backupd.transfer.inventory import Committed, committed, read
+from backupd.transfer.keeping import Backup, Kept, kept_at
 from backupd.transfer.lease import Alive, is_alive
-from storage import layout
+from storage import layout, objects
 from storage.destination import Destination, as_tree
-
-Backup = tuple[str, str]
-"""(server, backup id)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +89,10 @@ def marked(destination: Destination, server: str | None = None) -> dict[Backup, 
 
 
 def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: frozenset[Backup] = frozenset(),
-          kept: frozenset[Backup] = frozenset(), alive: Alive = is_alive) -> Collected:
+          kept: Kept | None = None, alive: Alive = is_alive) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Those of
-    ``at_once`` (marked too) need not wait for their grace; those ``kept`` on purpose stay whatever their mark says,
-    and so does the last restorable chain of a server.
+    ``at_once`` (marked too) need not wait for their grace. What is kept on purpose, by ``kept`` or by what is written
+    at the destination, stays whatever its mark says, and so does the last restorable chain of a server.
 
     A backup stays while a restore pins it, an unmarked backup builds on it, or a backup of its server is being
     written; ``held`` of the result says so. What builds on others goes before them, so that no step leaves an
@@ -104,8 +102,12 @@ def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: 
     # Marks before pins and intents: whoever pins, or begins to build on a backup, and then finds no mark was early
     # enough to be seen here. Manifests after intents: a backup that ended in between is seen as one of the two.
     dying = marks(destination)
-    due = {owner for owner, since in dying.items() if owner in at_once or now - since >= grace} - kept
+    due = {owner for owner, since in dying.items() if owner in at_once or now - since >= grace}
     held: list[str] = []
+    for keeping in (kept or Kept(), kept_at(destination)):
+        staying = {owner for owner in due if keeping.covers(owner)}
+        held += [f"{name} of {server}: {keeping.reason((server, name))}" for server, name in sorted(staying)]
+        due -= staying
     removed: list[str] = []
     if due:
         removable = due - _in_use(destination, due, now, alive, held)
@@ -170,18 +172,26 @@ def _needed(found: list[Committed], removable: set[Backup], held: list[str]) -> 
 
 
 def is_whole(destination: Destination, server: str, backup_id: str) -> bool:
-    """Is the backup here, its manifest readable and everything that it names present in its size?"""
+    """Is the backup here, its manifest and body what was written, everything that it names present in its size, and
+    nothing of it known to be damaged (in quarantine)? Reads no object."""
     found = read(destination, server, backup_id)
     if found is None or not isinstance(found.header, Header):
         return False
     header = found.header
+    bad = objects.quarantined(destination)
+    if any(item.name in bad for item in header.objects):
+        return False
     folder = layout.backup_folder(server, backup_id)
     wanted = [(layout.object_key(item.name), item.size) for item in header.objects]
     wanted += [(folder + item.name, item.size) for item in header.side_files]
     try:
-        return all(destination.stat(key).size == size for key, size in wanted)
-    except ObjectMissingError:
+        if not all(destination.stat(key).size == size for key, size in wanted):
+            return False
+        # Without its body nothing can be restored, and there is no quarantine for what is not in the pool.
+        objects.fetch_side(destination, layout.body_key(server, backup_id), header.body)
+    except (ObjectMissingError, DamagedError):
         return False
+    return True
 
 
 def _last_whole(destination: Destination, found: list[Committed], removable: set[Backup], dying: set[Backup],

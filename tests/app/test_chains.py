@@ -27,17 +27,21 @@ from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import RefusedError
 from backupd.model.ids import new_id
 from backupd.model.job import JobRecord, JobState
+from backupd.model.manifest import decode_header, encode_header
 from backupd.model.progress import Progress, Report, silent
-from backupd.model.server import ServerInfo, Version
+from backupd.model.proof import Proof
+from backupd.model.server import Role, ServerInfo, Version
 from backupd.transfer.fsck import repair
 from backupd.transfer.intent import intents
 from backupd.transfer.inventory import backup_ids
 from backupd.transfer.manifestio import load_header
 from backupd.transfer.remove import mark, unmark
+from restore.state import MARKER, State, write_marker
 from storage import layout
 from tests.e2e.house import SERVER, House
+from tests.support.imports import import_tablespace
 from tests.support.keys import Keys
-from tests.support.mariadb import PrivateServer
+from tests.support.mariadb import PrivateServer, query
 from tests.support.places import short_directory
 
 INCREMENT = BackupKind.PHYSICAL_INCREMENTAL
@@ -138,6 +142,26 @@ def refused(decision: Decision, *words: str) -> None:
         assert word in decision.reason, decision.reason
 
 
+@contextmanager
+def rewritten(desk: Desk, **changes: Any) -> Iterator[None]:
+    """The manifest of the last member says something else for a while."""
+    path = desk.house.manifest(desk.records[2].id)
+    before = path.read_bytes()
+    path.write_bytes(encode_header(replace(decode_header(before), **changes)))
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+@contextmanager
+def recorded_landmarks(desk: Desk, **changes: Any) -> Iterator[None]:
+    landmarks = load_header(desk.destination, SERVER, desk.records[2].id).landmarks
+    assert landmarks is not None
+    with rewritten(desk, landmarks=replace(landmarks, **changes)):
+        yield
+
+
 def test_a_chain_of_the_policys_length_ends(desk: Desk) -> None:
     physical = desk.house.base / "policies/gold.yaml"
     for most, kind in ((3, INCREMENT), (2, BackupKind.PHYSICAL_FULL), (0, BackupKind.PHYSICAL_FULL)):
@@ -192,12 +216,94 @@ def test_another_server_tool_or_series_is_noticed(desk: Desk) -> None:
 
 def test_a_server_that_was_restored_or_lost_its_log_is_noticed(desk: Desk) -> None:
     last = desk.records[2]
-    marker = desk.house.server.datadir / ".backupd-restore.json"
-    marker.touch()
-    refused(desk.decide(), "the server was restored at", last.id)
-    marker.unlink()
+    datadir = desk.house.server.datadir
+    write_marker(datadir, State("20200101T000000Z-0badcafe", SERVER, "latest", (last.id,)))
+    os.utime(datadir / MARKER, (0, 0))  # what tells is which restore it was, not when
+    refused(desk.decide(), "the server was restored after", last.id, "20200101T000000Z-0badcafe")
+    with recorded_landmarks(desk, restore="20200101T000000Z-0badcafe"):
+        assert desk.decide().kind is INCREMENT
+    (datadir / MARKER).write_text("{")
+    refused(desk.decide(), f"{MARKER} cannot be read")
+    (datadir / MARKER).unlink()
+    with recorded_landmarks(desk, restore="20200101T000000Z-0badcafe"):
+        refused(desk.decide(), "not the data directory", last.id)
     with desk.recorded(last, position=replace(last.position, pos=last.position.pos + 10**6)):
         refused(desk.decide(), "began again", last.id)
+
+
+def test_without_evidence_in_the_binary_log_a_full_backup_is_taken(desk: Desk) -> None:
+    last = desk.records[2]
+    refused(desk.decide(info=lambda info: replace(info, log_bin=False)), "without a binary log", last.id)
+    mute = {"log_slave_updates": "OFF"}
+    refused(desk.decide(info=lambda info: replace(info, role=Role.REPLICA, variables={**info.variables, **mute})),
+            "without log_slave_updates")
+    refused(desk.decide(info=lambda info: replace(info, variables={**info.variables, "log_bin_basename": "/no/log"})),
+            "cannot be read")
+    with recorded_landmarks(desk, log="0" * 64):
+        refused(desk.decide(), f"before {last.position.file}:{last.position.pos} the binary log holds other events")
+    with recorded_landmarks(desk, log=""):
+        refused(desk.decide(), "could not be read then")
+    with rewritten(desk, landmarks=None):
+        refused(desk.decide(), "an earlier version took it")
+    assert desk.decide().kind is INCREMENT
+
+
+def test_a_server_that_stands_before_its_backup_is_noticed(desk: Desk) -> None:
+    last = desk.records[2]
+    with recorded_landmarks(desk, last_lsn=10**12):
+        refused(desk.decide(), "log sequence number is", f"goes to {10**12}: it was set back")
+    desk.house.server.settle()
+    with desk.house.server.connect() as connection:
+        [(_, now)] = query(connection, "SHOW GLOBAL STATUS LIKE 'Innodb_lsn_current'")
+    with rewritten(desk, to_lsn=int(now)), desk.recorded(last, to_lsn=int(now)):
+        refused(desk.decide(), "checkpoint is", f"goes to {now}")
+
+
+def test_another_layout_of_the_files_is_noticed(desk: Desk) -> None:
+    for name in ("innodb_data_file_path", "innodb_undo_tablespaces", "innodb_page_size"):
+        def elsewhere(info: ServerInfo, name: str = name) -> ServerInfo:
+            return replace(info, variables={**info.variables, name: "other"})
+
+        refused(desk.decide(info=elsewhere), f"{name} changed since {desk.records[2].id}")
+    plugins = ("file_key_management=file_key_management.so",)
+    refused(desk.decide(info=lambda info: replace(info, plugins=(*info.plugins, *plugins))), "encryption plugins")
+    assert desk.decide(info=lambda info: replace(info, plugins=(*info.plugins, "x=auth_x.so"))).kind is INCREMENT
+
+
+def test_a_chain_whose_test_restore_failed_ends_until_a_later_one_succeeds(desk: Desk) -> None:
+    full, first, second = desk.records
+    proofs = desk.wiring.catalog.proofs
+
+    def prove(record: BackupRecord, outcome: str) -> None:
+        now = utc_now()
+        proofs.add(Proof(new_id(now), SERVER, record.id, "latest", outcome, now, now, (), (), 0))
+
+    prove(second, "proved")
+    prove(first, "failed")
+    refused(desk.decide(), f"the test restore of {first.id}", "failed")
+    prove(full, "proved")
+    refused(desk.decide(), f"the test restore of {first.id}", "failed")
+    prove(second, "restored")
+    assert desk.decide().kind is INCREMENT
+
+
+def test_an_imported_tablespace_is_in_no_increment(desk: Desk) -> None:
+    server = desk.house.server
+    server.execute("CREATE TABLE d.made (id INT PRIMARY KEY)", "INSERT INTO d.made VALUES (1)",
+                   "CREATE TABLE d.came LIKE d.made")
+    assert desk.decide().kind is INCREMENT, "not a page of these is written"
+    server.settle()
+    assert desk.decide().kind is INCREMENT, "made here"
+    import_tablespace(server, "d", "made", "came", on_the_way=lambda: refused(desk.decide(), "DISCARD TABLESPACE"))
+    refused(desk.decide(), "imported since", "d/came")
+    server.settle()
+    server.execute("INSERT INTO d.came VALUES (2)")
+    server.settle()
+    refused(desk.decide(), "imported since", "d/came")
+    with recorded_landmarks(desk, table=None):
+        refused(desk.decide(), "not known")
+    server.execute("DROP TABLE d.came, d.made")
+    assert desk.decide().kind is INCREMENT
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

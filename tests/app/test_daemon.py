@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,9 +18,12 @@ from typing import Any
 
 import pytest
 
+from backupd.app import daemon
+from backupd.app.logs import logging_to
+from backupd.app.settings import Settings, load_settings
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.job import JobState
-from tests.app.house import Office
+from tests.app.house import GOLD, Office
 from tests.catalog.postgresql import private_postgresql
 
 BACKUPD = str(Path(sys.executable).with_name("backupd"))
@@ -122,7 +126,8 @@ def test_a_broken_configuration_is_told_whole_and_the_old_one_stays(office: Offi
         service.process.send_signal(signal.SIGHUP)
         service.ready(3)
         with looking(office) as catalog:
-            good, bad = catalog.events.list(kind="config-reloaded")
+            (good,) = catalog.events.list(kind="config-reloaded")
+            (bad,) = catalog.events.list(kind="config-refused")
             assert "new: db2" in good.message
             assert "stays in force" in bad.message
             assert ("db2", "physical.full") in catalog.schedules.all()
@@ -168,14 +173,20 @@ def test_a_second_service_refuses_and_names_the_first(office: Office) -> None:
             assert "at work on the catalog" in third.log.read_text()
 
 
-def test_one_that_stands_by_takes_over_when_the_first_is_killed(office: Office) -> None:
+def test_one_that_stands_by_takes_over_when_the_first_is_killed_with_the_files_as_they_are_then(office: Office) -> None:
     with serving(office) as first:
         first.ready()
         with serving(office, "--standby") as second:
             second.ready()
             assert second.heard("STATUS=standing by")
+            office.write(servers={"db1": "gold", "db2": "gold"}, gold=GOLD.replace("0 2 * * sun", "0 3 * * sun"))
             first.process.kill()
-            second.ready(2)
+            until(lambda: any(line["event"] == "daemon-started" for line in second.said()), "it has taken over")
+            second.ready(3)
+            with looking(office) as catalog:
+                assert catalog.schedules.all()["db2", "physical.full"].cadence.startswith("0 3 * * sun")
+                (told,) = catalog.events.list(kind="config-reloaded")
+                assert told.message.endswith("2 servers; new: db2; other policies: gold; other settings: servers")
             second.process.send_signal(signal.SIGTERM)
             assert second.ends() == 0
 
@@ -188,6 +199,46 @@ def test_one_that_stands_by_can_be_stopped(office: Office) -> None:
             second.process.send_signal(signal.SIGTERM)
             assert second.ends() == 0
         assert first.process.poll() is None
+
+
+def test_a_reload_that_is_asked_for_while_it_starts_does_not_end_it(office: Office) -> None:
+    with serving(office) as service:
+        status = Path(f"/proc/{service.process.pid}/status")
+        asked = 0
+        while not service.heard("READY=1"):
+            ignored, caught = (int(line.split()[1], 16) for line in status.read_text().splitlines()
+                               if line.startswith(("SigIgn", "SigCgt")))
+            if (ignored | caught) & 1 << signal.SIGHUP - 1:  # the interpreter itself has started
+                service.process.send_signal(signal.SIGHUP)
+                asked += 1
+            assert service.process.poll() is None, service.log.read_text()
+            time.sleep(0.002)
+        assert asked > 2
+
+
+def test_a_file_that_brings_about_what_nobody_foresaw_is_refused_and_the_service_goes_on(
+        office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+
+    def load(path: Path) -> Settings:
+        nonlocal read
+        read += 1
+        os.kill(os.getpid(), signal.SIGHUP if read == 1 else signal.SIGTERM)  # handled from the very beginning
+        if read == 2:
+            raise ValueError("year 10240 is out of range")
+        return load_settings(path)
+
+    monkeypatch.setattr(daemon, "load_settings", load)
+    monkeypatch.setenv("BACKUPD_RUNTIME", str(office.base / "run"))
+    said = io.StringIO()
+    with logging_to(said):
+        assert daemon.serve(office.file, daemon.Manner(grace=0)) == 0
+    assert read == 2
+    assert "Traceback" in said.getvalue()
+    with looking(office) as catalog:
+        (event,) = catalog.events.list(kind="config-refused")
+        assert "internal error: ValueError: year 10240 is out of range; the one before stays in force" in event.message
+        assert catalog.events.list()[0].kind == "daemon-stopped"
 
 
 def test_on_postgresql_the_place_is_held_by_a_session_and_taken_over_after_a_kill(office: Office) -> None:
@@ -207,3 +258,12 @@ def test_on_postgresql_the_place_is_held_by_a_session_and_taken_over_after_a_kil
                 assert second.heard("STATUS=standing by")
                 first.process.kill()
                 second.ready(2)
+                with serving(office, "--standby") as third:
+                    third.ready()
+                    server.stop("fast")
+                    until(lambda: any(line["event"] == "daemon-trouble" for line in third.said()), "it noticed")
+                    server.start()
+                    second.process.kill()
+                    until(lambda: any(line["event"] == "daemon-started" for line in third.said()), "it has taken over")
+                    trouble = [line for line in third.said() if line["event"] == "daemon-trouble"]
+                    assert len(trouble) == len({line["message"] for line in trouble})

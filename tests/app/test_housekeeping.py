@@ -15,6 +15,7 @@ from backupd.app.housekeeping import Housekeeper, keep_house
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.event import Event, Severity
+from backupd.model.hold import HoldKind
 from backupd.model.job import JobRecord, JobState
 from tests.app.house import Clock, Office, at
 
@@ -39,6 +40,16 @@ def test_old_events_and_jobs_go_and_a_destination_that_is_not_there_stops_nothin
     keep_house(wiring)
     assert [event.at for event in wiring.catalog.events.list()] == [NOON - timedelta(days=300)]
     assert [job.id[:8] for job in wiring.catalog.jobs.list()] == ["20260101"]
+
+
+def test_whoever_paused_or_held_something_is_reminded_every_day(wiring: Wiring) -> None:
+    wiring.catalog.holds.set("*", HoldKind.PAUSE, "storage move", "anna", NOON - timedelta(days=3))
+    wiring.catalog.holds.set("db1", HoldKind.HOLD, "audit", "bert", NOON - timedelta(hours=1))
+    keep_house(wiring)
+    (event,) = wiring.catalog.events.list()
+    assert (event.kind, event.severity, event.hint) == ("paused", Severity.WARNING, "backupd resume --all")
+    assert event.message.startswith(
+        "every server has been paused for 3d, nothing starts by itself: storage move (every server is paused by anna")
 
 
 def test_it_is_done_once_a_day_at_its_time_and_a_clock_once_far_ahead_does_not_delay_it(

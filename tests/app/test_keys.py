@@ -157,12 +157,47 @@ def test_the_scheduled_job_asks_when_it_is_time_and_tells_once_a_week_of_silence
     safe.later(2)
     issue_due(wiring, safe.run)
     assert len(safe.events()) == 2
-    safe.later(68)  # 91 days after Ann's answer
+    safe.later(8)  # 31 days after what the bank was asked
+    assert [one.name for one in issue_due(wiring, safe.run)] == ["bank@example.com"]
+    assert keys(wiring)[1].overdue, "that it was asked again answers nothing"
+    safe.later(60)  # 91 days after Ann's answer
     again = issue_due(wiring, safe.run)
-    assert [one.name for one in again] == ["ann@example.com"]
+    assert [one.name for one in again] == ["ann@example.com", "bank@example.com"]
     assert not keys(wiring)[0].overdue
     safe.later(14)
     assert keys(wiring)[0].overdue
+
+
+def test_an_old_challenge_proves_nothing_and_its_late_answer_begins_a_new_one(safe: Safe) -> None:
+    wiring = safe.wiring
+    old, _ = challenge(wiring)
+    assert old.challenge is not None
+    assert old.file is not None
+    phrase = safe.decrypt(old.file)
+    safe.later(31)
+    ann = keys(wiring)[0]
+    assert (ann.overdue, ann.waiting) == (True, ())
+    assert "keys challenge --recipient ann@example.com" in findings(wiring)[0].hint
+    with pytest.raises(RefusedError, match="not the phrase"):
+        answer(wiring, old.challenge.id, "0000-0000", "ann")
+    assert not keys(wiring)[0].waiting
+    with pytest.raises(RefusedError, match="30 days") as refused:
+        answer(wiring, old.challenge.id, phrase, "ann")
+    ann = keys(wiring)[0]
+    assert (ann.overdue, ann.proved_at, len(ann.waiting)) == (True, None, 1)
+    fresh = ann.waiting[0]
+    assert f"a new one was issued: gpg -d {safe.base}/spool/challenges/{fresh.id}.asc" in refused.value.hint
+    assert not old.file.exists()
+    with pytest.raises(RefusedError) as refused:
+        answer(wiring, old.challenge.id, phrase, "ann")
+    assert f"another one waits: gpg -d {safe.base}/spool/challenges/{fresh.id}.asc" in refused.value.hint
+    safe.later(1)
+    answer(wiring, fresh.id, safe.decrypt(safe.base / f"spool/challenges/{fresh.id}.asc"), "ann")
+    assert not keys(wiring)[0].overdue
+    with pytest.raises(RefusedError) as refused:
+        answer(wiring, old.challenge.id, phrase, "ann")
+    assert "ann has proved the key since" in refused.value.hint
+    assert not keys(wiring)[0].waiting
 
 
 def test_keys_that_expire_or_have_are_events_and_the_others_are_still_asked(safe: Safe) -> None:

@@ -8,7 +8,19 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backupd.app.missed import BUSY, NOT_RUNNING, TOLERANCE, Action, Outcome, absorb, account, records
+from backupd.app import missed
+from backupd.app.missed import (
+    BUSY,
+    NOT_RUNNING,
+    TOLERANCE,
+    Action,
+    Outcome,
+    Standing,
+    absorb,
+    conclude,
+    given_up,
+    records,
+)
 from backupd.app.schedule import Leg, due_times, start_of
 from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -33,6 +45,11 @@ def increments(cadence: str = NIGHT, server: str = "db1") -> Leg:
 def open_job(state: JobState = JobState.RUNNING) -> JobRecord:
     return JobRecord(id="20261120T020000Z-00000001", kind="physical-full", server="db1", state=state,
                      queued_at=at("2026-11-20T02:00Z"), leg="physical.full")
+
+
+def account(leg: Leg, handled: datetime, now: datetime, *, why: str, open_job: JobRecord | None = None,
+            waiting: tuple[str, ...] = (), paused: str | None = None) -> tuple[Action, ...]:
+    return missed.account(leg, handled, now, Standing(why, open_job, waiting, paused))
 
 
 def told(actions: tuple[Action, ...]) -> list[tuple[str, str]]:
@@ -97,9 +114,52 @@ def test_what_was_missed_is_not_made_up_for_beside_a_run_that_waits_already() ->
     assert told(found) == [("missed", "20 02:00")]
 
 
+def test_a_run_that_is_due_takes_the_place_of_repetitions_that_wait() -> None:
+    now = at("2026-11-21T02:00Z")
+    found = account(full(), at("2026-11-20T02:00Z"), now, why=BUSY, waiting=("one", "two"))
+    assert told(found) == [("start", "21 02:00")]
+    made = records(found, now, lambda _now: "three")
+    assert made.skipped == dict.fromkeys(("one", "two"), "the next run came before it: job three")
+    assert made.jobs[0].previous == "one"
+    late = account(full(), at("2026-11-17T02:00Z"), at("2026-11-20T12:00Z"), why=NOT_RUNNING, waiting=("one",))
+    assert told(late) == [("missed", "20 02:00"), ("catch-up", "20 02:00")]
+    assert late[-1].replaces == ("one",)
+    running = account(full(), at("2026-11-20T02:00Z"), now, why=BUSY, open_job=open_job(), waiting=("one",))
+    assert records(running, now).skipped == {}
+
+
+def test_an_increment_that_a_full_backup_stands_for_takes_no_place() -> None:
+    now = at("2026-11-21T02:00Z")
+    actions = [action for leg in (full(), increments())
+               for action in account(leg, at("2026-11-20T02:00Z"), now, why=BUSY, waiting=(leg.leg,))]
+    assert list(records(absorb(actions), now).skipped) == ["physical.full"]
+
+
+def test_a_schedule_that_ends_starts_what_is_due_and_would_have_started_later() -> None:
+    leg = full("0 * * * *", blackout=("08:00-12:00",))
+    now = at("2026-11-20T10:30Z")
+    found = conclude(leg, at("2026-11-20T07:00Z"), now, Standing(BUSY))
+    assert told(found) == [("start", "20 10:00")]
+    assert found[0].not_before == at("2026-11-20T12:00Z")
+    late = conclude(leg, at("2026-11-19T07:00Z"), now, Standing(BUSY))
+    assert told(late)[-1] == ("skipped", "20 10:00")
+    assert sum(action.outcome in missed.STARTING for action in late) == 1
+    assert told(conclude(leg, at("2026-11-20T07:00Z"), now, Standing(BUSY, paused="x"))) == [("skipped", "20 10:00")]
+    assert told(conclude(leg, at("2026-11-20T07:00Z"), now, Standing(BUSY, open_job()))) == [("skipped", "20 10:00")]
+    assert conclude(leg, at("2026-11-20T10:00Z"), now, Standing(BUSY)) == ()
+
+
+def test_of_a_schedule_that_is_gone_it_is_only_said_what_it_missed() -> None:
+    assert told(given_up(full(), at("2026-11-17T02:00Z"), at("2026-11-20T12:00Z"), BUSY)) == [("missed", "20 02:00")]
+    assert given_up(full(), at("2026-11-20T02:00Z"), at("2026-11-20T12:00Z"), BUSY) == ()
+    (many,) = given_up(full("* * * * *"), at("2020-11-17T02:00Z"), at("2026-11-20T12:00Z"), BUSY)
+    assert many.due == at("2026-11-20T12:00Z")
+
+
 def test_nothing_of_a_paused_server_starts_or_is_made_up_for() -> None:
     on_time = account(full(), at("2026-11-20T02:00Z"), at("2026-11-21T02:00Z"), why=BUSY, paused="moving disks")
     assert told(on_time) == [("skipped", "21 02:00")]
+    assert [event.severity for event in records(on_time, at("2026-11-21T02:00Z")).events] == [Severity.WARNING]
     assert "moving disks" in on_time[0].message
     late = account(full(), at("2026-11-17T02:00Z"), at("2026-11-20T12:00Z"), why=NOT_RUNNING, paused="moving disks")
     assert told(late) == [("skipped", "20 02:00")]
@@ -151,12 +211,12 @@ def test_rows_say_what_was_due_and_what_makes_up_for_it() -> None:
     now = at("2026-11-20T12:00Z")
     numbers = count(1)
     made = records(account(full(), at("2026-11-17T02:00Z"), now, why=NOT_RUNNING), now, lambda _now: str(next(numbers)))
-    missed, made_up = made.jobs
-    assert (missed.state, missed.due_at, missed.finished_at) == (JobState.MISSED, at("2026-11-20T02:00Z"), now)
-    assert (made_up.state, made_up.due_at, made_up.previous) == (JobState.QUEUED, missed.due_at, missed.id)
+    row, made_up = made.jobs
+    assert (row.state, row.due_at, row.finished_at) == (JobState.MISSED, at("2026-11-20T02:00Z"), now)
+    assert (made_up.state, made_up.due_at, made_up.previous) == (JobState.QUEUED, row.due_at, row.id)
     (event,) = made.events
     assert (event.kind, event.severity, event.server, event.subject, event.job_id) == (
-        "job-missed", Severity.WARNING, "db1", "physical.full", missed.id)
+        "job-missed", Severity.WARNING, "db1", "physical.full", row.id)
 
 
 @settings(max_examples=100, deadline=None)

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from backupd.app import schedule
 from backupd.app.clockwatch import ClockWatch
+from backupd.app.jobs import repetition
 from backupd.app.missed import BUSY, NOT_RUNNING
+from backupd.app.schedule import Leg
 from backupd.app.timetable import Timetable
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.errors import RefusedError
@@ -140,7 +144,8 @@ def test_a_missed_full_stands_for_the_missed_increments(office: Office, catalog:
     assert {job.leg for job in service.rows(JobState.MISSED)} == {"physical.full", "physical.incremental", "challenge"}
 
 
-def test_a_new_server_begins_now_and_one_that_is_gone_starts_nothing_more(office: Office, catalog: Catalog) -> None:
+def test_a_new_server_begins_now_and_one_that_comes_back_is_asked_about_the_time_between(
+        office: Office, catalog: Catalog) -> None:
     service = Service.start(office, catalog, Clock(at("2026-11-16T12:00+01:00")))
     service.run(at("2026-11-17T12:00+01:00"))
     service.timetable.follow(office.write(servers={"db2": "gold"}), service.clock())
@@ -148,9 +153,136 @@ def test_a_new_server_begins_now_and_one_that_is_gone_starts_nothing_more(office
     service.run(at("2026-11-18T12:00+01:00"))
     assert [job.server for job in service.done if job.server] == ["db1", "db2"]
     service.timetable.follow(office.write(servers={"db1": "gold", "db2": "gold"}), service.clock())
-    service.look(NOT_RUNNING)
-    assert service.rows(JobState.MISSED) == []
-    assert ("db1", "physical.full") in catalog.schedules.all()
+    service.look()
+    (missed,) = service.rows(JobState.MISSED)
+    assert (missed.server, missed.leg) == ("db1", "physical.incremental")
+    assert missed.message == "the run due at 2026-11-18T01:00:00Z was missed because it was not configured"
+    assert service.done[-1].previous == missed.id
+    ended = catalog.events.list(kind="schedule-ended")
+    assert {(event.server, event.severity) for event in ended} == {("db1", Severity.WARNING)}
+    assert "is not configured any more" in ended[0].message
+    assert service.ran()[-1] == "Wed 18 02:00 incremental"
+
+
+def test_a_cadence_that_changes_first_accounts_for_the_one_before(office: Office, catalog: Catalog) -> None:
+    clock = Clock(at("2026-11-16T12:00+01:00"))
+    Service.start(office, catalog, clock)
+    clock.sleep(timedelta(days=3))
+    office.policies["gold"] = GOLD.replace("0 2 * * mon-sat", "0 9 * * *")
+    service = Service.start(office, catalog, clock)
+    (missed,) = [job for job in service.rows(JobState.MISSED) if job.server]
+    assert missed.message == ("3 runs were missed between 2026-11-17T01:00:00Z and 2026-11-19T01:00:00Z because the "
+                              "service was not running")
+    assert [(job.leg, job.previous) for job in service.done if job.server] == [("physical.incremental", missed.id)]
+    service.run(at("2026-11-20T12:00+01:00"))
+    assert service.ran()[-1] == "Fri 20 09:00 incremental"
+
+
+def test_a_schedule_that_is_taken_out_says_so_and_what_it_missed(office: Office, catalog: Catalog) -> None:
+    clock = Clock(at("2026-11-16T12:00+01:00"))
+    Service.start(office, catalog, clock)
+    clock.sleep(timedelta(days=3))
+    office.policies["gold"] = GOLD.replace(', incremental: "0 2 * * mon-sat"', "")
+    service = Service.start(office, catalog, clock)
+    (missed,) = [job for job in service.rows(JobState.MISSED) if job.server]
+    assert (missed.leg, missed.due_at) == ("physical.incremental", at("2026-11-19T02:00+01:00"))
+    assert [job for job in service.done if job.server] == []
+    (ended,) = catalog.events.list(kind="schedule-ended")
+    assert "physical.incremental of db1" in ended.message
+
+
+def waits(service: Service, clock: Clock, hours: int) -> JobRecord:
+    """A run that failed, and its repetition, as the worker's process leaves them."""
+    service.timetable.handle(clock(), BUSY)
+    job = service.catalog.jobs.claim("worker", clock(), allowed=lambda job, _running: bool(job.server))
+    assert job is not None
+    again = repetition(job, clock(), attempt=2, wait=timedelta(hours=hours))
+    service.catalog.jobs.finish(job.id, JobState.FAILED, clock(), token=job.token, then=[again])
+    return again
+
+
+def test_a_repetition_that_waits_longer_than_the_next_run_makes_room_for_it(office: Office, catalog: Catalog) -> None:
+    service = Service.start(office, catalog, Clock(at("2026-11-16T12:00+01:00")))
+    service.clock.sleep(timedelta(hours=14))
+    again = waits(service, service.clock, 48)
+    service.run(at("2026-11-18T12:00+01:00"))
+    row = catalog.jobs.get(again.id)
+    (run,) = [job for job in service.done if job.server]
+    assert (row.state, row.message) == (JobState.SKIPPED, f"the next run came before it: job {run.id}")
+    assert service.ran() == ["Wed 18 02:00 incremental"]
+    assert run.previous == again.id
+
+
+def test_a_repetition_that_starts_in_this_moment_is_not_skipped_and_nothing_is_written(
+        office: Office, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service.start(office, catalog, Clock(at("2026-11-16T12:00+01:00")))
+    service.clock.sleep(timedelta(hours=14))
+    again = waits(service, service.clock, 24)
+    service.clock.sleep(timedelta(hours=24))
+    before = catalog.schedules.all()
+    real = catalog.schedules.settle
+
+    def slowly(*args: Any, **kwargs: Any) -> None:
+        assert catalog.jobs.claim("worker", service.clock()) is not None
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(catalog.schedules, "settle", slowly)
+    with pytest.raises(RefusedError, match="does not wait any more"):
+        service.timetable.handle(service.clock(), BUSY)
+    monkeypatch.undo()
+    assert catalog.schedules.all() == before
+    service.timetable.handle(service.clock(), BUSY)
+    (skipped,) = service.rows(JobState.SKIPPED)
+    assert f"{again.id}) still runs" in skipped.message
+
+
+def test_a_clock_that_was_years_ahead_does_not_keep_a_repetition_waiting_for_years(
+        office: Office, catalog: Catalog) -> None:
+    clock = Clock(at("2031-11-16T12:00+01:00"))
+    service = Service.start(office, catalog, clock)
+    clock.sleep(timedelta(days=1))
+    again = waits(service, clock, 1)
+    clock.now = at("2026-11-16T12:00+01:00")
+    service.timetable.handle(clock(), BUSY, settled=False)
+    assert catalog.jobs.get(again.id).not_before == again.not_before
+    service.look()
+    assert [job.id for job in service.done if job.server] == [again.id]
+    (event,) = catalog.events.list(kind="clock-jump")
+    assert "and 2 jobs were queued at 2031-11-17" in event.message  # the look at the keys is one of them
+    assert again.id in event.detail
+    service.run(at("2026-11-18T12:00+01:00"))
+    assert service.ran()[1:] == ["Tue 17 02:00 incremental", "Wed 18 02:00 incremental"]
+
+
+def test_a_leg_that_cannot_be_computed_is_told_once_and_stops_no_other(
+        office: Office, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def due_times(leg: Leg, *args: Any, **kwargs: Any) -> Iterator[datetime]:
+        if leg.leg == "verify":
+            raise ValueError("year 10240 is out of range")
+        return schedule.due_times(leg, *args, **kwargs)
+
+    monkeypatch.setattr("backupd.app.timetable.due_times", due_times)
+    office.policies["gold"] = GOLD + 'verify: {schedule: "0 12 * * *"}\n'
+    service = Service.start(office, catalog, Clock(at("2026-11-16T12:00+01:00")))
+    for _ in range(3):
+        service.run(service.clock() + timedelta(hours=8))
+        service.timetable.refresh(service.clock())
+    assert service.ran() == ["Tue 17 02:00 incremental"]
+    (event,) = catalog.events.list(kind="schedule-broken")
+    assert event.message == "the schedule db1/verify cannot be followed: ValueError: year 10240 is out of range"
+    monkeypatch.undo()
+    service.timetable.refresh(service.clock())
+    service.run(service.clock() + timedelta(days=1))
+    assert service.ran(leg="verify") != []
+
+
+def test_a_pause_of_everything_stops_what_concerns_the_installation_too(office: Office, catalog: Catalog) -> None:
+    service = Service.start(office, catalog, Clock(at("2026-11-16T12:00+01:00")))
+    catalog.holds.set("*", HoldKind.PAUSE, "moving", "anna", service.clock())
+    service.run(at("2026-11-17T12:00+01:00"))
+    assert service.done == []
+    assert {job.leg for job in service.rows(JobState.SKIPPED)} == {"physical.incremental", "challenge"}
+    assert {event.severity for event in catalog.events.list(kind="job-skipped")} == {Severity.WARNING}
 
 
 def test_a_running_job_survives_the_removal_of_its_server(office: Office, catalog: Catalog) -> None:
@@ -246,7 +378,7 @@ def test_of_two_services_only_one_deals_with_a_due_time(office: Office, catalog:
     one.look()
     with pytest.raises(RefusedError, match="changed by another process"):
         other.look()
-    other.timetable.refresh()
+    other.timetable.refresh(clock())
     other.look()
     assert len(catalog.jobs.list()) == 1
 

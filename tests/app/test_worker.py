@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from backupd.app import logs
+from backupd.app.admission import may_start
 from backupd.app.jobs import abandon_dead
 from backupd.app.pulse import DAEMON_STOP
 from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring, owner_state, utc_now
-from backupd.app.worker import Worker, may_start
+from backupd.app.worker import Worker
 from backupd.catalog.session import open_catalog
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -76,7 +76,7 @@ class Site:
 
     def is_clean(self) -> None:
         """No process, lease, partial tree or temporary file is left, here or at the destination."""
-        until(lambda: not processes(str(self.house.base)), seconds=15)
+        until(lambda: not processes(str(self.house.base)), seconds=60)
         left = [str(path.relative_to(self.house.repository)) for folder in ("intents", "pins") for path in
                 (self.house.repository / folder).rglob("*") if path.is_file()]
         left += [str(path) for path in self.house.repository.rglob("*")
@@ -186,12 +186,11 @@ def test_a_cancelled_job_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPa
         until(stuck)
         done = site.house.ok("jobs", "cancel", name)
         assert done["state"] == "running"
-        began = time.monotonic()
-        until(lambda: site.over(name), seconds=30)
-        assert time.monotonic() - began < 12
+        until(lambda: site.over(name), seconds=60)
         job = site.job(name)
         assert job.state is JobState.CANCELLED, job
         assert "cancelled by root" in job.message
+        assert "did not end" not in job.message
         site.is_clean()
     assert [event.kind for event in site.wiring.catalog.events.list()] == ["job-cancelled"]
     assert site.house.fsck() == []
@@ -204,11 +203,11 @@ def test_a_job_that_does_not_hear_is_killed_with_all_its_processes(site: Site, m
         until(gate.waiting)
         os.kill(site.child(name), signal.SIGSTOP)
         site.house.ok("jobs", "cancel", name)
-        until(lambda: site.over(name), seconds=15)
+        until(lambda: site.over(name), seconds=60)
         job = site.job(name)
         assert job.state is JobState.CANCELLED
         assert "did not end within 0.5 s" in job.message
-        until(lambda: not processes(str(site.house.base)), seconds=15)
+        until(lambda: not processes(str(site.house.base)), seconds=60)
     site.house.backup()
     assert site.house.fsck() == []
 
@@ -286,7 +285,7 @@ def test_a_killed_worker_takes_its_jobs_with_it_and_the_next_one_takes_them_up(
         worker.kill()
     until(lambda: owner_state(site.job(name).owner) is False)
     gate.open()
-    until(lambda: not processes(str(site.house.base)), seconds=15)
+    until(lambda: not processes(str(site.house.base)), seconds=60)
     with working(site):
         until(lambda: site.over(name))
         assert site.job(name).state is JobState.ABANDONED
@@ -316,16 +315,18 @@ def test_a_sleeping_process_is_not_abandoned_and_one_that_was_taken_over_commits
     site.is_clean()
 
 
-def test_a_process_that_cannot_begin_says_why(site: Site) -> None:
+def test_a_process_that_cannot_begin_says_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = site.house.base / "held.json"
+    held.write_text("nothing")
+    monkeypatch.setattr("backupd.app.settings.Settings.hold", lambda _settings, _folder: held)
     name = site.enqueue()
-    site.house.config.write_text("servers: [")
     with working(site):
         until(lambda: site.over(name))
     job = site.job(name)
     assert job.state is JobState.ABANDONED
     assert "exited with 2" in job.message
-    assert "backupd.yaml" in job.detail
-    assert site.house.base.joinpath("jobs", f"{name}.log").read_text().count("backupd.yaml") >= 1
+    assert "held.json" in job.detail
+    assert site.house.base.joinpath("jobs", f"{name}.log").read_text().count("held.json") >= 1
 
 
 # -- ending
@@ -401,4 +402,4 @@ def test_a_pause_holds_back_schedules_but_not_people(tmp_path: Path, paused: set
     allowed = may_start(Office(tmp_path).write(gold=GOLD), paused)
     assert not allowed(_job("db1", leg="physical.full"), [])
     assert allowed(_job("db1"), [])
-    assert allowed(_job("", JobKind.CHALLENGE, leg="challenge"), [])
+    assert allowed(_job("", JobKind.CHALLENGE, leg="challenge"), []) is ("*" not in paused)

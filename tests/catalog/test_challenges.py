@@ -24,5 +24,8 @@ def test_a_challenge_is_answered_once(catalog: Catalog) -> None:
     assert (answered.answered_at, answered.answered_by) == (NOW + timedelta(days=2), "ann")
     with pytest.raises(RefusedError, match="answered already"):
         catalog.challenges.answer(first.id, NOW, "bob")
+    with pytest.raises(RefusedError, match="older than 30 days"):
+        catalog.challenges.answer(other.id, NOW + timedelta(days=30, seconds=1), "bank")
+    catalog.challenges.answer(other.id, NOW + timedelta(days=30), "bank")
     with pytest.raises(NotFoundError, match="no challenge"):
         catalog.challenges.get("20261122T042500Z-00000009")

@@ -19,7 +19,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from backupd.catalog import migrations
+from backupd.catalog import migrations, patience
 from backupd.catalog.database import Database
 from backupd.catalog.session import Catalog, open_catalog, upgrade
 from backupd.catalog.tables import metadata
@@ -298,6 +298,18 @@ def test_postgresql_out_of_reach_is_named_without_its_password(tmp_path: Path) -
         open_catalog(f"postgresql://me:geheim@/shop?host={tmp_path}")
     assert "geheim" not in str(caught.value)
     assert "me:***@" in caught.value.message
+
+
+def test_a_postgresql_that_hangs_is_given_up_and_met_again(
+        postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Database(postgresql.create("hanging"))) as database:
+        with database.read() as connection:
+            assert connection.scalar(text("SELECT 1")) == 1
+        monkeypatch.setattr(patience, "SECONDS", 0.3)
+        with pytest.raises(CatalogError, match="cannot be reached"), database.read() as connection:
+            connection.execute(text("SELECT pg_sleep(60)"))
+        with database.read() as connection, database.unhurried(connection):
+            connection.execute(text("SELECT pg_sleep(0.5)"))
 
 
 def test_a_restarted_postgresql_is_met_without_an_error(postgresql: PostgreSQL) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from backupd.app.deletion import Deleted
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.manifest import Stats
 from backupd.model.progress import Progress, Report
@@ -80,7 +81,7 @@ class FakeService:
     sound: bool = True
     held: list[str] = field(default_factory=list)
 
-    def open(self, path: Path) -> Self:
+    def open(self, path: Path, _held: Path | None = None) -> Self:
         self._note("open", path)
         return self
 
@@ -113,12 +114,13 @@ class FakeService:
         self._note("show", backup_id)
         return Document(record().as_json() | {"objects": 812, "entries": 1200})
 
-    def keep(self, backup_id: str, pinned: bool) -> None:
+    def keep(self, backup_id: str, pinned: bool) -> tuple[str, ...]:
         self._note("keep", backup_id, pinned)
+        return ()
 
-    def delete(self, backup_id: str, now: bool = False, with_increments: bool = False) -> list[str]:
+    def delete(self, backup_id: str, now: bool = False, with_increments: bool = False) -> Deleted:
         self._note("delete", backup_id, now, *(["with increments"] if with_increments else []))
-        return self.held
+        return Deleted(tuple(self.held))
 
     def undelete(self, backup_id: str) -> list[str]:
         self._note("undelete", backup_id)

@@ -30,7 +30,7 @@ class Jobs:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     found: JobRecord = RUNNING
 
-    def open(self, _path: Path) -> Self:
+    def open(self, _path: Path, _held: Path | None = None) -> Self:
         return self
 
     def __enter__(self) -> Self:

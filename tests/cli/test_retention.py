@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backupd.app.holds import Paused
+from backupd.app.holds import Held, Paused
 from backupd.app.retention import Applied
 from backupd.cli.main import main
 from backupd.model.hold import Hold, HoldKind
@@ -39,13 +39,17 @@ def asked(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append(("pause", server, reason, stop_running))
         return Paused(HOLD, ("job-1",), ("job-2: the catalog is locked",) if reason == "trouble" else ())
 
-    def hold(server: str, reason: str) -> Hold:
+    def hold(server: str, reason: str) -> Held:
         calls.append(("hold", server, reason))
-        return HOLD
+        return Held(HOLD, ("offsite: it is not mounted",) if server == "*" else ())
+
+    def release(server: str, kind: HoldKind) -> tuple[str, ...]:
+        calls.append(("release", server, str(kind)))
+        return ()
 
     for name, method in {"retention": lambda server: (decided(),), "apply_retention": apply_retention, "pause": pause,
                          "hold": hold, "holds": lambda: (HOLD,),
-                         "release": lambda server, kind: calls.append(("release", server, str(kind)))}.items():
+                         "release": release}.items():
         monkeypatch.setattr(service, name, method, raising=False)
     return calls
 
@@ -84,6 +88,8 @@ def test_a_hold_is_set_released_and_listed(asked: list[Any], capsys: pytest.Capt
     shown = capsys.readouterr().out
     assert "every server is released" in shown
     assert "audit until March" in shown
+    assert main(["hold", "--all", "--reason", "fire"]) == 0
+    assert "NOT written at offsite" in capsys.readouterr().out
 
 
 def test_the_kill_switch_names_each_job_and_fails_where_one_was_not_reached(

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.house import SERVER, House
+from tests.support.dice import thrown
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import give_to_database, short_directory
@@ -214,10 +215,11 @@ def test_a_removed_swapped_or_foreign_increment_is_refused_with_names_before_a_b
     assert stock.house.fsck() == []
 
 
-@pytest.mark.parametrize("log", ["prepare-1.log", "prepare-2.log", "prepare-3.log"])
+@pytest.mark.campaign
 def test_after_a_kill_between_or_in_increments_the_same_restore_ends_with_the_same_data(
-    stock: Stock, short_tmp: Path, log: str
+    stock: Stock, short_tmp: Path
 ) -> None:
+    log = thrown("kill in a chain").choice(("prepare-1.log", "prepare-2.log", "prepare-3.log"))
     datadir = short_tmp / "mysql"
     target = f"backup:{stock.id(3)}"
     path = short_tmp / "mysql.restoring/logs" / log

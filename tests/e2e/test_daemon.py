@@ -84,7 +84,7 @@ def test_after_the_grace_or_asked_twice_a_running_backup_is_stopped_and_queued_a
             service.process.send_signal(signal.SIGTERM)
             until(lambda: b"daemon-stopping" in service.log.read_bytes(), service.log.read_text)
         assert service.stop() == 0
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 60
         assert alive(family) == set()
     ended_job = catalog.jobs.get(job.id)
     assert ended_job.state in (JobState.CANCELLED, JobState.ABANDONED)

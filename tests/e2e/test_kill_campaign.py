@@ -96,7 +96,7 @@ def test_nothing_is_left_after_the_service_was_killed(killing_house: House, cata
     house, dice = killing_house, thrown("kill campaign")
     house.backup()
     killed: Counter[str] = Counter()
-    for number in range(rounds(4)):
+    for number in range(rounds(2)):
         moment = one_round(house, catalog, dice)
         killed[moment] += 1
         print(f"round {number + 1}: killed during {moment}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.datafiles import expected_files, verify_tables
+from backupd.engine.datafiles import expected_files, rejoin_renamed, verify_tables
 from backupd.model.errors import DamagedError
 
 INCREMENT = [
@@ -37,3 +37,43 @@ def test_missing_tables_and_dropped_ones_that_came_back_are_named(tmp_path: Path
     with pytest.raises(DamagedError) as wrong:
         verify_tables(tmp_path, ["d/a.frm", "d/a.ibd.delta", "d/b.new"])
     assert [text.split(",")[0] for text in wrong.value.damages] == ["d/b.ibd is missing", "d/gone.frm is there"]
+
+
+def laid_out(base: Path, *paths: str) -> Path:
+    for path in paths:
+        (base / path).parent.mkdir(parents=True, exist_ok=True)
+        (base / path).write_bytes(path.encode())
+    return base
+
+
+def test_a_tablespace_that_a_rename_left_in_the_old_schema_gets_its_tables_name(tmp_path: Path) -> None:
+    base = laid_out(tmp_path, "a/d.isl", "a/d.ibd", "c/d.frm", "a/p#P#p0.isl", "a/p#P#p0.ibd", "c/p.frm",
+                    "c/p#P#p1.ibd", "a/here.isl", "a/here.ibd", "a/here.frm",
+                    "a/FTS_0000000000000016_CONFIG.isl", "a/FTS_0000000000000016_CONFIG.ibd",
+                    "b/d.frm", "b/d.MYI", "e/p.frm", "e/p#P#p0.ibd", "b/gone.frm", "a/left.isl", "a/left.ibd")
+    (base / "x").mkdir()
+    (base / "x/d.frm").write_bytes(b"TYPE=VIEW\nquery=select 1")
+    assert rejoin_renamed(base) == ("c/d", "c/p#P#p0")
+    assert (base / "c/d.ibd").read_bytes() == b"a/d.ibd"
+    assert (base / "c/p#P#p0.isl").read_bytes() == b"a/p#P#p0.isl"
+    assert sorted(path.name for path in (base / "a").iterdir() if "FTS" not in path.name) == [
+        "here.frm", "here.ibd", "here.isl", "left.ibd", "left.isl"]
+    assert rejoin_renamed(base) == ()
+
+
+def test_a_tablespace_that_could_be_two_tables_is_refused_by_name_and_nothing_moves(tmp_path: Path) -> None:
+    base = laid_out(tmp_path, "a/d.isl", "a/d.ibd", "b/d.frm", "c/d.frm")
+    with pytest.raises(DamagedError, match="cannot be assigned") as caught:
+        rejoin_renamed(base)
+    assert caught.value.damages == ("a/d.ibd may belong to b/d or c/d",)
+    assert (base / "a/d.ibd").exists()
+    assert rejoin_renamed(laid_out(tmp_path / "other", "a/d.isl", "a/d.ibd")) == ()
+
+
+def test_data_that_stayed_where_its_link_went_to_another_schema_follows_it(tmp_path: Path) -> None:
+    base = laid_out(tmp_path, "c/new.frm", "a/new.ibd")
+    (base / "c/new.isl").write_text("/outside/a/new.ibd")
+    assert rejoin_renamed(base) == ("c/new",)
+    assert (base / "c/new.ibd").read_bytes() == b"a/new.ibd"
+    assert (base / "c/new.isl").read_text() == "/outside/a/new.ibd"
+    assert rejoin_renamed(base) == ()

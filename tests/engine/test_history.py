@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from backupd.engine.client import Connection
-from backupd.engine.history import contradiction, current_lsn
+from backupd.engine.history import contradiction, current_lsn, last_checkpoint, log_digest, missing_evidence, mute
 from backupd.engine.probe import probe
-from backupd.model.server import Position
+from backupd.model.server import Position, Role
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
 
 
@@ -45,8 +46,10 @@ def test_a_server_that_only_went_on_contradicts_nothing(server: PrivateServer) -
 def test_a_log_sequence_number_that_was_not_reached_is_a_contradiction(server: PrivateServer) -> None:
     connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
     with connection.connect() as session:
-        now = current_lsn(session)
+        now, checkpoint = current_lsn(session), last_checkpoint(session)
     assert now is not None
+    assert checkpoint is not None
+    assert 0 < checkpoint <= now
     assert asked(server, here(server), now) == ""
     assert f"before the backup's {now + 10**6}" in asked(server, here(server), now + 10**6)
 
@@ -72,3 +75,35 @@ def test_what_came_by_replication_once_needs_not_be_in_the_servers_own_log(serve
     assert "the backup ended there at" in asked(server, other)
     server.execute(f"SET GLOBAL gtid_slave_pos = '{other.gtid}'")
     assert asked(server, other) == ""
+
+
+def test_the_binary_log_before_a_position_stays_what_it_was_until_it_is_of_another_life(
+    server: PrivateServer, tmp_path: Path
+) -> None:
+    connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
+    server.execute("FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (900)")
+    info, before = probe(connection), here(server)
+    digest = log_digest(info, before)
+    assert missing_evidence(info, before, digest) == ""
+    server.execute("INSERT INTO d.t VALUES (901)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (902)")
+    assert missing_evidence(info, before, digest) == "", "that it is closed now is no difference"
+    original = server.datadir / before.file
+    content = bytearray(original.read_bytes())
+    elsewhere = replace(info, variables={**info.variables, "log_bin_basename": str(tmp_path / "binlog")})
+    for place, same in ((before.pos, True), (before.pos - 1, False), (4 + 1, False)):
+        (tmp_path / before.file).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1:])
+        assert (missing_evidence(elsewhere, before, digest) == "") is same, place
+    (tmp_path / before.file).write_bytes(content[: before.pos - 1])
+    assert "began again" in missing_evidence(elsewhere, before, digest)
+    server.execute(f"PURGE BINARY LOGS TO '{here(server).file}'")
+    assert "cannot be read (No such file" in missing_evidence(info, before, digest)
+    assert "could not be read then" in missing_evidence(info, before, "")
+
+
+def test_a_log_that_nothing_goes_into_is_no_evidence(server: PrivateServer) -> None:
+    info = probe(Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD))
+    assert mute(info) == ""
+    assert "without a binary log" in mute(replace(info, log_bin=False))
+    replica = replace(info, role=Role.REPLICA)
+    assert mute(replica) == ""
+    assert "log_slave_updates" in mute(replace(replica, variables={**info.variables, "log_slave_updates": "OFF"}))

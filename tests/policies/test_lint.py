@@ -71,6 +71,8 @@ def test_each_missing_part_is_named(tmp_path: Path, section: str, field: str) ->
     ('full: "0 2 * * sun"', 'full: "0 2 * * sun", max_chain: 5', "physical.max_chain",
      "at most 5 increments, but up to 6 are due"),
     ('incremental: "0 2 * * mon-sat"', "incremental: every 1h", "physical.max_chain", "up to 167 are due"),
+    ('verify: {schedule: "0 12 * * *"}', 'verify: {schedule: "0 6,18 * * *"}\nretry: {pause: 5h, attempts: 5}', "retry",
+     "waits up to 1d before the last attempt, longer than the time between two runs of verify"),
     ("rpo: 60s", "rpo: 5s", "objectives.rpo", "stored every 10.0s")])
 def test_one_weakness_is_one_piece_of_advice(tmp_path: Path, old: str, new: str, field: str, words: str) -> None:
     text = changed(old, new).replace('logical: {schedule: "0 4 * * *"}', 'logical: {schedule: "0 4 1 * *"}') \

@@ -228,6 +228,12 @@ def test_one_mistake_in_the_configuration_is_one_problem(tmp_path: Path, text: s
     ("test_restore: {target: random@main}", "test_restore.target", "is not a target"),
     ('physical: {full: "every 30s"}', "physical.full", "at least every 1m"),
     ('physical: {full: "every soon"}', "physical.full", "not a duration"),
+    ('physical: {full: "every 367d"}', "physical.full", "too seldom: at most every 366d"),
+    ('physical: {full: "every 3000000d"}', "physical.full", "too long a time"),
+    ('physical: {full: "0 2 * * *", max_chain: ' + "9" * 5000 + "}", "physical.max_chain", "is too large a number"),
+    ("retry: {pause: 25h}", "retry.pause", "less than or equal to 1 day"),
+    ("limits: {hang: 36526d}", "limits.hang", "at most 36525d, a hundred years"),
+    ("limits: {hang: " + "9" * 5000 + "d}", "limits.hang", "9...' is too long a time"),
     ('physical: {incremental: "0 2 * * *"}', "physical.full", "is missing: When full backups"),
     ('physical: {full: "0 2 * * *", incremental: "0 3 * * *", max_chain: 0}', "physical.max_chain", "0 increments"),
     ('timing: {blackout: ["01:00-03:00"]}', "timing.blackout", "covers every time of physical.full (`0 2 * * *`)"),
@@ -315,7 +321,8 @@ def test_files_in_the_folder_that_would_be_ignored_are_named(tmp_path: Path) -> 
     (tmp_path / "policies" / "notes.txt").write_text("anything")
     (tmp_path / "policies" / ".#gold.yaml").symlink_to("nowhere")
     (tmp_path / "policies" / "bad name.yaml").write_text(POLICY)
-    assert [(file, message[:20]) for file, _line, _name, message in problems(path)] == [
+    broken = load(path).broken
+    assert [(Path(one.file).name, one.message[:20]) for name in sorted(broken) for one in broken[name]] == [
         ("bad name.yaml", "its name cannot be t"), ("silver.yml", "would be ignored: na")]
 
 

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +22,7 @@ import pytest
 from backupd.model.errors import CancelledError, ToolError, ToolMissingError
 from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
+from backupd.process.supervise import stop
 from tests.process.processes import open_descriptors, until, with_mark
 
 
@@ -195,7 +197,10 @@ def test_a_child_that_ignores_every_polite_signal_is_killed_within_seconds(mark:
     assert time.monotonic() - started < 60
 
 
-def test_a_child_that_blocks_sigterm_is_stopped_by_sigint(mark: str, tmp_path: Path) -> None:
+def test_a_child_that_blocks_sigterm_is_stopped_by_sigint(
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backupd.process.pipeline.stop", partial(stop, polite_seconds=60.0))
     blocker = py(f"""
         import pathlib, signal, sys, time
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -241,6 +246,7 @@ _MEMORY = """
 import resource, sys
 from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
+from backupd.process.supervise import stop
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 buffer, count, size = bytearray(1 << 20), 0, 500 << 20
 with Pipeline([Command(("head", "-c", str(size), "/dev/zero")), Command(("cat",))]) as pipeline:
@@ -389,6 +395,7 @@ _PARENT = """
 import sys, threading, time
 from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
+from backupd.process.supervise import stop
 mark, user = sys.argv[1], sys.argv[2] or None
 def start():
     # This thread ends at once: its children must live on, and die only with the process.

@@ -14,8 +14,10 @@ from backupd.app.holds import hold
 from backupd.app.retention import apply, preview
 from backupd.model.backup import BackupKind, BackupState
 from backupd.model.errors import CancelledError, NotFoundError, RefusedError
+from backupd.model.hold import Hold, HoldKind
 from backupd.retention.view import Stored
 from backupd.transfer.intent import Intent
+from backupd.transfer.keeping import put_hold, put_keep, remove_hold
 from backupd.transfer.pin import Pin
 from backupd.transfer.remove import marked
 from tests.retention.shelf import SERVER, Shelf
@@ -148,6 +150,51 @@ def test_a_proof_that_was_taken_back_by_a_later_failure_protects_nothing(shelf: 
     one.prove(ids[2], "failed")
     apply(one.wiring, SERVER, one.run())
     assert one.marked() == {ids[2]}
+
+
+def test_a_test_that_came_to_no_verdict_takes_no_proof_back(shelf: Make) -> None:
+    one = shelf("{local: {keep_fulls: 1}}")
+    ids = one.daily(3)
+    one.prove(ids[2])
+    one.clock.move(hours=2)
+    one.prove(ids[2], "undecided")
+    apply(one.wiring, SERVER, one.run())
+    assert one.marked() == {ids[1]}
+
+
+def test_a_restored_backup_never_displaces_a_proved_one_and_serves_where_none_is(shelf: Make) -> None:
+    one = shelf("{local: {keep_fulls: 1}}")
+    ids = one.daily(4)
+    one.prove(ids[3])
+    one.clock.move(hours=2)
+    one.prove(ids[3], "restored")
+    one.prove(ids[1], "restored")
+    (decisions,) = preview(one.wiring, SERVER, now=one.clock())
+    assert [decision.backup.id for decision in decisions.kept] == [ids[0], ids[3]]
+    one.clock.move(hours=2)
+    one.prove(ids[3], "failed")
+    (decisions,) = preview(one.wiring, SERVER, now=one.clock())
+    assert [decision.backup.id for decision in decisions.kept] == [ids[0], ids[1]]
+
+
+def test_a_destination_that_is_not_configured_any_more_keeps_nothing_from_the_rules_of_the_others(shelf: Make) -> None:
+    one = shelf("{local: {keep_fulls: 1}}", "local", "offsite")
+    ids = one.daily(3)
+    one.places = ("local",)
+    one.write("{local: {keep_fulls: 1}}")
+    applied = apply(one.wiring, SERVER, one.run())
+    assert applied.marked == {"local": (ids[1], ids[2])}
+    assert any("offsite" in sentence and "not configured" in sentence for sentence in applied.held)
+
+
+def test_a_hold_of_another_installation_stops_the_rules_here(shelf: Make) -> None:
+    one = shelf("{local: {keep_fulls: 1}}")
+    ids = one.daily(3)
+    put_hold(one.at(), Hold(SERVER, HoldKind.HOLD, "audit elsewhere", "anna", one.clock()))
+    assert apply(one.wiring, SERVER, one.run()).marked == {"local": ()}
+    put_keep(one.at(), SERVER, ids[2], one.clock())
+    remove_hold(one.at(), SERVER)
+    assert apply(one.wiring, SERVER, one.run()).marked == {"local": (ids[1],)}
 
 
 def test_what_a_restore_reads_stays_until_it_has_ended(shelf: Make) -> None:

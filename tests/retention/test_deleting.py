@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from backupd.app.deletion import delete, keep, sweep_destination, undelete
-from backupd.app.holds import hold
+from backupd.app.adopt import adopt_unknown
+from backupd.app.deletion import Deleted, delete, keep, sweep_destination, undelete
+from backupd.app.holds import hold, listed, release
+from backupd.app.verification import fsck
+from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup import BackupState
 from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.hold import HoldKind
 from backupd.transfer.intent import Intent
 from backupd.transfer.remove import mark
 from storage import layout, objects
@@ -33,7 +40,7 @@ def test_a_backup_that_others_build_on_is_only_deleted_with_them(shelf: Make) ->
         delete(one.wiring, full, now=True)
     assert f"{first}, {second}" in refused.value.message
     assert "--with-increments" in refused.value.hint
-    assert delete(one.wiring, full, now=True, with_increments=True) == []
+    assert delete(one.wiring, full, now=True, with_increments=True) == Deleted()
     assert one.present() == {other}
     assert [record.id for record in one.catalog.backups.list()] == [other]
 
@@ -41,7 +48,7 @@ def test_a_backup_that_others_build_on_is_only_deleted_with_them(shelf: Make) ->
 def test_an_increment_that_nothing_builds_on_goes_alone(shelf: Make) -> None:
     one = shelf()
     full, first, second, other = chain(one)
-    assert delete(one.wiring, second, now=True) == []
+    assert delete(one.wiring, second, now=True) == Deleted()
     assert one.present() == {full, first, other}
 
 
@@ -134,7 +141,7 @@ def test_nothing_is_deleted_that_a_running_backup_builds_on(shelf: Make) -> None
     with Intent([one.at()], SERVER, backup_id(20), parents=[full], clock=one.clock):
         with pytest.raises(RefusedError, match=f"needed by {backup_id(20)}"):
             delete(one.wiring, full, now=True)
-    assert delete(one.wiring, full, now=True) == []
+    assert delete(one.wiring, full, now=True) == Deleted()
 
 
 def test_nothing_of_a_held_server_is_deleted_by_hand(shelf: Make) -> None:
@@ -144,4 +151,129 @@ def test_nothing_of_a_held_server_is_deleted_by_hand(shelf: Make) -> None:
     hold(one.wiring, SERVER, "audit", "anna")
     with pytest.raises(RefusedError, match="audit"):
         delete(one.wiring, older, now=True)
-    assert delete(one.wiring, other, now=True) == []
+    assert delete(one.wiring, other, now=True) == Deleted()
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Catalog]:
+    """A catalog that knows nothing: the old one was lost, or this is another installation."""
+    with open_catalog(f"sqlite:///{tmp_path}/another.db") as opened:
+        yield opened
+
+
+def rot(one: Shelf, content: bytes) -> None:
+    """As verify finds an object whose bytes changed."""
+    objects.quarantine(one.at(), named(content).name, "other bytes than were stored", one.clock())
+
+
+def test_the_last_good_backup_is_not_deleted_while_the_newer_one_is_known_to_be_damaged(shelf: Make) -> None:
+    one = shelf()
+    good, _bad = one.add(1, days=2), one.add(2, days=1, content=b"rotten")
+    one.add(3, days=0.5, parent=2)
+    rot(one, b"rotten")
+    with pytest.raises(RefusedError, match="only restorable backup"):
+        delete(one.wiring, good, now=True)
+
+
+def test_a_lost_catalog_does_not_make_known_damage_good(shelf: Make, empty: Catalog) -> None:
+    one = shelf()
+    good, bad = one.add(1, days=2), one.add(2, days=1, content=b"rotten")
+    rot(one, b"rotten")
+    other = dataclasses.replace(one.wiring, catalog=empty)
+    assert set(adopt_unknown(other, one.at())) == {good, bad}
+    states = {record.id: (record.state, record.copies[0].state) for record in empty.backups.list()}
+    assert states == {good: (BackupState.COMPLETE, "complete"), bad: (BackupState.DAMAGED, "damaged")}
+
+
+def test_a_copy_that_is_taken_in_makes_its_backup_complete_again_where_the_others_are_damaged(shelf: Make) -> None:
+    one = shelf("", "local", "offsite")
+    name = one.add(1, days=2)
+    one.catalog.backups.set_copy_state(name, "local", "damaged")
+    one.catalog.backups.remove_copy(name, "offsite")
+    one.catalog.backups.set_copy_state(name, "local", "damaged")
+    adopt_unknown(one.wiring, one.at("offsite"))
+    assert one.copies(name) == {"local": "damaged", "offsite": "complete"}
+    assert one.state(name) is BackupState.COMPLETE
+
+
+@pytest.mark.parametrize("whom", [SERVER, "*"])
+def test_a_hold_covers_what_a_lost_catalog_does_not_know_and_what_others_would_sweep(
+        shelf: Make, empty: Catalog, whom: str) -> None:
+    one = shelf()
+    full, first, _second, _other = chain(one)
+    delete(one.wiring, full, now=False, with_increments=True)
+    one.clock.move(days=2)
+    lost = dataclasses.replace(one.wiring, catalog=empty)
+    assert hold(lost, whom, "disaster: delete nothing", "anna").problems == ()
+    for sweeper in (lost, one.wiring):  # the second has no row of the hold: it reads it at the destination
+        fsck(sweeper, mend=True)
+        assert {full, first} <= one.present()
+        assert [found.reason for found in listed(sweeper)] == ["disaster: delete nothing"]
+    assert release(one.wiring, whom, HoldKind.HOLD, "ben") == ()
+    with pytest.raises(RefusedError, match="not held"):
+        release(one.wiring, whom, HoldKind.HOLD, "ben")
+    fsck(one.wiring, mend=True)
+    assert full not in one.present()
+
+
+def test_a_hold_of_a_lost_catalog_counts_though_nothing_was_written_at_the_destination(
+        shelf: Make, empty: Catalog) -> None:
+    one = shelf()
+    full, *_others = chain(one)
+    delete(one.wiring, full, now=False, with_increments=True)
+    one.clock.move(days=2)
+    lost = dataclasses.replace(one.wiring, catalog=empty)
+    empty.holds.set("*", HoldKind.HOLD, "disaster", "anna", one.clock())
+    sweep_destination(lost, one.at())
+    assert full in one.present()
+
+
+def test_what_is_kept_is_kept_for_every_installation_until_it_is_released(shelf: Make, empty: Catalog) -> None:
+    one = shelf()
+    older, _newer = one.add(1, days=2), one.add(2, days=1)
+    assert keep(one.wiring, older, pinned=True) == ()
+    other = dataclasses.replace(one.wiring, catalog=empty)
+    mark(one.at(), SERVER, older, one.clock())
+    one.clock.move(days=2)
+    sweep_destination(other, one.at())
+    assert older in one.present()
+    adopt_unknown(other, one.at())
+    assert empty.backups.get(older).pinned
+    with pytest.raises(RefusedError, match="kept on purpose"):
+        delete(other, older, now=True)
+    keep(other, older, pinned=False)
+    keep(one.wiring, older, pinned=False)
+    assert delete(one.wiring, older, now=True) == Deleted()
+
+
+def test_a_destination_that_cannot_be_told_of_a_hold_is_named(shelf: Make) -> None:
+    one = shelf("", "local", "offsite")
+    name = one.add(1, days=1)
+    shutil.rmtree(one.base / "offsite")
+    for problems in (hold(one.wiring, SERVER, "audit", "anna").problems, keep(one.wiring, name, pinned=True)):
+        assert [problem.partition(":")[0] for problem in problems] == ["offsite"]
+    assert release(one.wiring, SERVER, HoldKind.HOLD, "anna") != ()
+
+
+def test_a_copy_at_a_destination_that_is_not_configured_any_more_is_forgotten_with_a_word(shelf: Make) -> None:
+    one = shelf("", "local", "offsite")
+    older, only, _newer = one.add(1, days=3), one.add(2, days=2, places=["offsite"]), one.add(3, days=1)
+    one.places = ("local",)
+    one.write("")
+    done = delete(one.wiring, older, now=False)
+    assert "offsite is not configured" in done.forgotten[0]
+    assert one.copies(older) == {"local": "deleted"}
+    assert one.state(older) is BackupState.DELETED
+    assert undelete(one.wiring, older) == [older]
+    assert delete(one.wiring, only, now=True).held == ()
+    assert only not in {record.id for record in one.catalog.backups.list()}
+
+
+def test_what_is_deleted_comes_back_though_a_destination_of_it_is_not_configured_any_more(shelf: Make) -> None:
+    one = shelf("", "local", "offsite")
+    older, _newer = one.add(1, days=3), one.add(3, days=1)
+    delete(one.wiring, older, now=False)
+    one.places = ("local",)
+    one.write("")
+    assert undelete(one.wiring, older) == [older]
+    assert one.state(older) is BackupState.COMPLETE

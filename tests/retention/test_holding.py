@@ -18,7 +18,7 @@ Make = Callable[..., Shelf]
 
 def test_a_hold_is_remembered_with_its_reason_and_released(shelf: Make) -> None:
     one = shelf()
-    found = hold(one.wiring, SERVER, " audit until March ", "anna")
+    found = hold(one.wiring, SERVER, " audit until March ", "anna").hold
     assert found == Hold(SERVER, HoldKind.HOLD, "audit until March", "anna", one.clock())
     assert one.catalog.holds.of(SERVER) == (found,)
     assert one.catalog.holds.of("zoo") == ()
@@ -30,8 +30,8 @@ def test_a_hold_is_remembered_with_its_reason_and_released(shelf: Make) -> None:
 
 def test_a_hold_of_every_server_concerns_each_and_comes_after_its_own(shelf: Make) -> None:
     one = shelf()
-    everyone = hold(one.wiring, "*", "the array is failing", "anna")
-    own = hold(one.wiring, SERVER, "audit", "ben")
+    everyone = hold(one.wiring, "*", "the array is failing", "anna").hold
+    own = hold(one.wiring, SERVER, "audit", "ben").hold
     assert one.catalog.holds.of(SERVER, HoldKind.HOLD) == (own, everyone)
     assert one.catalog.holds.of("zoo") == (everyone,)
     assert one.catalog.holds.of("zoo", HoldKind.PAUSE) == ()

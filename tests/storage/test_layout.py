@@ -134,3 +134,16 @@ def test_a_hundred_thousand_paths_stay_apart() -> None:
     names = {"".join(dice.choices("ab~.", k=dice.randint(1, 9))) + dice.choice(["", ".parts", ".zst.gpg"])
              for _ in range(100_000)} - {".", ".."}
     assert len({layout.tree_path(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("server", ["*", "shop", "all", "every.json", "server.json"])
+def test_the_key_of_a_hold_names_its_server_and_is_never_taken_for_that_of_a_kept_backup(server: str) -> None:
+    key = layout.hold_key(server)
+    layout.check_key(key)
+    assert layout.held_server(key) == server
+    assert layout.backup_of(key) is None
+    if server != "*":
+        kept = layout.keep_key(server, "20261121T040000Z-0000000a")
+        layout.check_key(kept)
+        assert layout.held_server(kept) is None
+        assert layout.backup_of(kept) == (server, "20261121T040000Z-0000000a")

@@ -16,3 +16,8 @@ def thrown(name: str) -> random.Random:
 def rounds(few: int) -> int:
     """How often a campaign repeats: ``few`` in the tests, $BACKUPD_ROUNDS in a soak."""
     return int(os.environ.get("BACKUPD_ROUNDS", few))
+
+
+def size(few: int, many: int) -> int:
+    """How much a dear test takes: ``few`` in the tests, ``many`` in a soak."""
+    return many if "BACKUPD_ROUNDS" in os.environ else few

@@ -20,6 +20,7 @@ from backupd.transfer import remove
 from backupd.transfer.collect import Collected, collect, living_intents
 from backupd.transfer.intent import _trouble
 from backupd.transfer.inventory import Committed, backup_ids, committed
+from backupd.transfer.keeping import Backup
 from backupd.transfer.lease import Lease, Owner
 from backupd.transfer.remove import mark, marks, sweep
 from storage.destination import Destination
@@ -183,7 +184,7 @@ def asks_no_manifest(destination: Destination, place: Stepped, alive: Callable[[
     return collect(destination, clock=place.clock, alive=alive)
 
 
-def _finish(destination: Destination, due: set[remove.Backup], found: list[Committed], place: Stepped,
+def _finish(destination: Destination, due: set[Backup], found: list[Committed], place: Stepped,
             alive: Callable[[Lease, datetime], bool]) -> Collected:
     for server, name in due - remove._needed(found, due, []):
         remove._remove(destination, server, name)

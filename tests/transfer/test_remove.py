@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.hold import Hold, HoldKind
 from backupd.transfer.collect import collect
 from backupd.transfer.fsck import examine
 from backupd.transfer.intent import Intent
 from backupd.transfer.inventory import backup_ids
+from backupd.transfer.keeping import Kept, kept_at, put_hold, put_keep, remove_hold
 from backupd.transfer.pin import Pin
 from backupd.transfer.remove import Mark, mark, marked, marks, restorable_at, sweep, unmark
 from storage import layout, objects
@@ -148,9 +150,67 @@ def test_a_backup_kept_on_purpose_stays_whatever_its_mark_says(place: MemoryDest
         Stock(place).add(number, {"t": b"%d" % number})
     mark(place, "shop", backup_id(1), clock())
     clock.move(days=2)
-    kept = frozenset({("shop", backup_id(1))})
+    kept = Kept(backups=frozenset({("shop", backup_id(1))}))
     assert sweep(place, clock=clock, grace=GRACE, kept=kept).backups == []
+    hold = Kept({"shop": Hold("shop", HoldKind.HOLD, "audit", "anna", START)})
+    held = sweep(place, clock=clock, grace=GRACE, kept=hold)
+    assert (held.backups, "audit" in held.held[0]) == ([], True)
     assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
+
+
+@pytest.mark.parametrize("server", ["shop", "*"])
+def test_a_hold_that_is_written_at_the_destination_binds_every_sweep_there(
+        place: MemoryDestination, clock: FakeClock, server: str) -> None:
+    for number in (1, 2):
+        Stock(place).add(number, {"t": b"%d" % number})
+    mark(place, "shop", backup_id(1), clock())
+    clock.move(days=2)
+    hold = Hold(server, HoldKind.HOLD, "audit", "anna", START)
+    put_hold(place, hold)
+    assert kept_at(place) == Kept({server: hold})
+    held = sweep(place, clock=clock, grace=GRACE)
+    assert (held.backups, "audit" in held.held[0]) == ([], True)
+    put(place, layout.hold_key(server), b"?")
+    assert sweep(place, clock=clock, grace=GRACE).backups == [], "what it says does not matter, that it is there does"
+    assert examine(place, None, clock=clock) == []
+    assert remove_hold(place, server)
+    assert not remove_hold(place, server)
+    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
+
+
+def test_a_backup_that_is_kept_at_the_destination_stays_and_its_note_goes_with_it(
+        place: MemoryDestination, clock: FakeClock) -> None:
+    for number in (1, 2, 3):
+        Stock(place).add(number, {"t": b"%d" % number}, parent=1 if number == 2 else None)
+    put_keep(place, "shop", backup_id(2), clock())
+    for number in (1, 2):
+        mark(place, "shop", backup_id(number), clock())
+    clock.move(days=2)
+    assert sweep(place, clock=clock, grace=GRACE).backups == [], "nor what it builds on"
+    place.delete(layout.manifest_key("shop", backup_id(2)))
+    assert backup_id(2) in {item.subject for item in examine(place, None, clock=clock)}
+    sweep(place, clock=clock, grace=GRACE)
+    assert kept_at(place) == Kept()
+    assert examine(place, None, clock=clock) == []
+
+
+@pytest.mark.parametrize("harm", ["quarantine", "body"])
+def test_what_is_known_to_be_damaged_does_not_count_as_the_backup_that_is_left(
+        place: MemoryDestination, clock: FakeClock, harm: str) -> None:
+    stock = Stock(place)
+    stock.add(1, {"t": b"1"})
+    stock.add(2, {"t": b"2"})
+    stock.add(3, {"t": b"3"}, parent=2)
+    mark(place, "shop", backup_id(1), clock())
+    if harm == "quarantine":
+        objects.quarantine(place, named(b"2").name, "other bytes than were stored", clock())
+    else:
+        put(place, layout.body_key("shop", backup_id(2)), b"bodY")
+    clock.move(days=2)
+    done = sweep(place, clock=clock, grace=GRACE)
+    assert done.backups == []
+    assert "last whole backup" in done.held[0]
+    assert not restorable_at(place, "shop", backup_id(3)), "what it builds on is not whole"
 
 
 def test_the_last_restorable_chain_stays_whole_though_all_of_it_is_marked(place: MemoryDestination,

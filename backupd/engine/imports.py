@@ -1,0 +1,146 @@
+"""Tables that came in as files (ALTER TABLE ... IMPORT TABLESPACE), which no increment holds wholly.
+
+Measured with MariaDB 10.11.19: DISCARD gives the table a new id, IMPORT keeps it and writes every page with log
+sequence number 0; the redo log says nothing of the pages. So an increment leaves them out as old ones, and the copy
+shows the rows from before. A table that was made in any other way has pages younger than itself, or, as long as they
+were not written, zeros. Hence the proof: no page of a table that is newer than a backup may be older than that backup.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.engine.client import Session, is_denied
+from backupd.engine.probe import read_dialect
+from backupd.model.errors import ServerError
+
+_LSN = slice(16, 24)
+_SPACE = slice(34, 38)
+_FLAGS = slice(54, 58)
+_EXPORT = ".cfg"
+_HEADER = 64
+_ZEROS = bytes(_HEADER)
+_SYSTEM = 0
+"""Number of the system tablespace: nothing is imported into that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """``path``: where its file lies or should lie. ``known``: the server has opened it since its start, or lists it
+    nevertheless."""
+
+    id: int
+    name: str
+    space: int
+    path: Path
+    known: bool
+
+    @property
+    def is_temporary(self) -> bool:
+        return "/#sql" in self.name
+
+
+def newest_table(session: Session) -> int | None:
+    """The highest id of an InnoDB table; None where the account may not ask, or where a table lacks its own file: that
+    one may be imported later under the id that it has now. Raises ServerError."""
+    try:
+        tables = _tables(session)
+    except ServerError as error:
+        if is_denied(error):
+            return None
+        raise
+    if any(_lacks_file(table) for table in tables if not table.is_temporary):
+        return None
+    return max((table.id for table in tables), default=0)
+
+
+def imported_tables(session: Session, *, newer_than: int, lsn: int) -> tuple[str, ...]:
+    """Names (``schema/table``) of tables with an id above ``newer_than`` that hold pages of ``lsn`` or older.
+
+    Reads the beginnings of all pages of those tables' files. Raises ServerError, OSError for a file that may not be
+    read; a table that vanishes meanwhile is no import.
+    """
+    newer = [table for table in _tables(session) if table.id > newer_than]
+    if not newer:
+        return ()
+    size = int(str(session.scalar("SELECT @@GLOBAL.innodb_page_size")))
+    return tuple(sorted(table.name for table in newer if has_old_pages(table.path, lsn=lsn, page_size=size)))
+
+
+def existing_tables(session: Session, names: Collection[str]) -> tuple[str, ...]:
+    """Those of ``names`` (``schema/table``) that the server knows and that have a file. Raises ServerError."""
+    return tuple(sorted(table.name for table in _tables(session) if table.name in names and table.path.is_file()))
+
+
+def has_old_pages(path: Path, *, lsn: int, page_size: int) -> bool:
+    """Is a page of the tablespace at ``path`` written and not younger than ``lsn``? ``page_size``: the server's own,
+    in bytes. False for a file that is not there. Raises OSError."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            first = file.read(_HEADER)
+            step = _page_size(int.from_bytes(first[_FLAGS]), page_size)
+            rest = False
+            for header in _headers(file.fileno(), step):
+                rest = True
+                if int.from_bytes(header[_LSN]) <= lsn:
+                    return True
+            # A server may write the first page of a new file long before it knows its number.
+            return rest and first != _ZEROS and int.from_bytes(first[_LSN]) <= lsn
+    except FileNotFoundError:
+        return False
+
+
+def _headers(descriptor: int, step: int) -> Iterator[bytes]:
+    """Beginnings of all pages that were written, but for the first."""
+    offset = step
+    while len(header := os.pread(descriptor, _HEADER, offset)) == _HEADER:
+        if header != _ZEROS:
+            yield header
+        offset += step
+
+
+def _page_size(flags: int, default: int) -> int:
+    """Of ROW_FORMAT=COMPRESSED the files have smaller pages; FSP_SPACE_FLAGS tell, unless they are those of MariaDB's
+    full_crc32 format (bit 4), which has no such tables."""
+    compressed = 0 if flags & 0x10 else flags >> 1 & 0xF
+    return 512 << compressed if compressed else default
+
+
+def _lacks_file(table: _Table) -> bool:
+    """Is its file gone, or somebody else's or with the sign of an export, put there to be imported?"""
+    try:
+        with table.path.open("rb") as file:
+            header = file.read(_HEADER)
+    except OSError:
+        return True
+    if table.known:
+        return False
+    return int.from_bytes(header[_SPACE]) != table.space or table.path.with_suffix(_EXPORT).exists()
+
+
+def _tables(session: Session) -> list[_Table]:
+    """All that are not in the system tablespace."""
+    dialect = read_dialect(session)
+    datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
+    tables = session.query(f"SELECT TABLE_ID, NAME, SPACE FROM information_schema.{dialect.innodb_tables}")  # noqa: S608 - ours
+    view = dialect.innodb_tables.replace("TABLES", "TABLESPACES")
+    names = dict(session.query(f"SELECT SPACE, NAME FROM information_schema.{view}"))  # noqa: S608 - ours
+    paths = {str(row[0]): datadir / str(row[1]) for row in session.query(dialect.tablespaces)}
+    found: list[_Table] = []
+    for number, name, space in tables:
+        if space != _SYSTEM:
+            path = paths.get(str(names.get(space, "")))
+            found.append(_Table(int(number), str(name), int(space), path or _usual_path(datadir, str(name)),
+                                path is not None))
+    return found
+
+
+def _usual_path(datadir: Path, name: str) -> Path:
+    """Of a table that MariaDB has not opened since its start: it lists only what it has opened."""
+    try:
+        return Path(os.fsdecode((datadir / f"{name}.isl").read_bytes().rstrip(b"\r\n\0 ")))
+    except OSError:
+        return datadir / f"{name}.ibd"

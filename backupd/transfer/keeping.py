@@ -1,0 +1,87 @@
+"""What is kept on purpose, written at the destination itself: whoever sweeps there sees it, whatever catalog they have.
+
+A hold covers all of one server, or of every server (``*``); a keep covers one backup. Where a note cannot be read it
+counts all the same: its key alone says what it is about.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from backupd.model.clock import format_time, parse_time
+from backupd.model.errors import ObjectMissingError
+from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
+from storage import layout
+from storage.destination import Destination, ObjectInfo
+
+Backup = tuple[str, str]
+"""(server, backup id)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """``holds`` by server (``*``: every one); ``backups``: those that somebody keeps one by one."""
+
+    holds: Mapping[str, Hold] = field(default_factory=dict)
+    backups: frozenset[Backup] = frozenset()
+
+    def covers(self, backup: Backup) -> bool:
+        return backup in self.backups or backup[0] in self.holds or EVERY_SERVER in self.holds
+
+    def reason(self, backup: Backup) -> str:
+        """Why ``backup``, which is covered, stays."""
+        hold = self.holds.get(backup[0]) or self.holds.get(EVERY_SERVER)
+        return hold.text if hold is not None else "it is kept on purpose (`backupd backups keep`)"
+
+
+def kept_at(destination: Destination) -> Kept:
+    """Everything that is kept on purpose by what ``destination`` itself says."""
+    holds: dict[str, Hold] = {}
+    backups: set[Backup] = set()
+    for info in list(destination.list(layout.HELD)):
+        server = layout.held_server(info.key)
+        owner = layout.backup_of(info.key)
+        if server is not None:
+            hold = _read(destination, info, server)
+            if hold is not None:
+                holds[server] = hold
+        elif owner is not None:
+            backups.add(owner)
+    return Kept(holds, frozenset(backups))
+
+
+def put_hold(destination: Destination, hold: Hold) -> None:
+    """Write (again) that nothing of ``hold.server`` is deleted here."""
+    note = {"server": hold.server, "reason": hold.reason, "by": hold.set_by, "since": format_time(hold.since)}
+    destination.put(layout.hold_key(hold.server), io.BytesIO(json.dumps(note, sort_keys=True).encode()))
+
+
+def remove_hold(destination: Destination, server: str) -> bool:
+    """Was there one of exactly this name?"""
+    there = server in kept_at(destination).holds
+    destination.delete(layout.hold_key(server))
+    return there
+
+
+def put_keep(destination: Destination, server: str, backup_id: str, now: datetime) -> None:
+    note = {"server": server, "backup": backup_id, "since": format_time(now)}
+    destination.put(layout.keep_key(server, backup_id), io.BytesIO(json.dumps(note, sort_keys=True).encode()))
+
+
+def remove_keep(destination: Destination, server: str, backup_id: str) -> None:
+    destination.delete(layout.keep_key(server, backup_id))
+
+
+def _read(destination: Destination, info: ObjectInfo, server: str) -> Hold | None:
+    try:
+        with destination.get(info.key) as stream:
+            note = json.loads(stream.read())
+        return Hold(server, HoldKind.HOLD, str(note["reason"]), str(note["by"]), parse_time(note["since"]))
+    except ObjectMissingError:
+        return None  # released in this moment
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Hold(server, HoldKind.HOLD, "a hold whose reason cannot be read", "an unknown person", info.modified_at)

@@ -1,0 +1,74 @@
+"""A broken policy keeps from work what needs it, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backupd.app.service import Service
+from backupd.app.settings import Settings, held_settings, load_settings
+from backupd.model.errors import ConfigurationError
+from backupd.model.hold import HoldKind
+from backupd.model.progress import silent
+from tests.app.house import GOLD, Office
+from tests.policies.places import CONFIGURATION, POLICY, write
+
+BROKEN = GOLD + "oops: 1\n"
+
+
+def test_a_broken_policy_that_no_server_follows_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    settings = Office(tmp_path).write(gold=GOLD, unused=BROKEN)
+    assert list(settings.policies) == ["gold"]
+    problem, = settings.unused()
+    assert (Path(problem.file).name, problem.field) == ("unused.yaml", "oops")
+    with Service.open(settings.file) as service:
+        told = [finding for finding in service.check(None) if "unused.yaml" in finding.message]
+        assert [finding.severity for finding in told] == ["warning"]
+
+
+@pytest.mark.parametrize("policies", [{"bad": BROKEN}, {"bad": "physical: ["}, {}])
+def test_a_broken_policy_in_use_keeps_only_its_servers_from_what_needs_it(
+        tmp_path: Path, policies: dict[str, str]) -> None:
+    office = Office(tmp_path, policies={"gold": GOLD, **policies})
+    with pytest.raises(ConfigurationError):
+        office.write(servers={"db1": "gold", "db2": "bad"})
+    with pytest.raises(ConfigurationError):
+        load_settings(office.file)
+    with Service.open(office.file) as service:
+        assert service.jobs(None) == ()
+        assert service.backups("db2") == []
+        service.hold("db2", "look at it")
+        assert service.pause("*", "a typo", stop_running=True).stopped == ()
+        service.release("*", HoldKind.PAUSE)
+        with pytest.raises(ConfigurationError, match="bad"):
+            service.verify("db2", None, silent)
+        assert service.jobs(None) == ()
+        service.verify("db1", None, silent)
+        assert [finding.subject for finding in service.check(None)
+                if finding.severity == "error" and "policy" in finding.subject] == ["db2: policy"]
+
+
+def test_a_broken_configuration_is_told_with_the_problems_of_all_policies(tmp_path: Path) -> None:
+    path = write(tmp_path, CONFIGURATION + "nonsense: 1\n", gold=POLICY, other=POLICY + "oops: 1\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(path, strict=False)
+    assert {problem.field for problem in caught.value.problems} == {"nonsense", "oops"}
+
+
+def test_settings_that_are_held_are_the_same_again_whatever_their_files_say(tmp_path: Path) -> None:
+    text = CONFIGURATION.replace("path: /srv/backups", "path: here/backups")
+    extra = "spool: s\nrestore: {gnupg_home: secret}\n"
+    path = write(tmp_path, text + extra, gold=POLICY + "retry: {pause: 7m}\nlimits: {read: 5MiB}\n")
+    settings = load_settings(path)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    held = settings.hold(folder)
+    path.write_text("servers: [")
+    again = held_settings(held)
+    assert isinstance(again, Settings)
+    assert (again.file, again.configuration, again.policies) == (path, settings.configuration, settings.policies)
+    assert again.spool == tmp_path / "s"
+    held.write_text("{}")
+    with pytest.raises(ConfigurationError, match="does not hold"):
+        held_settings(held)

@@ -1,0 +1,101 @@
+"""Tables that come in as files, with the real tool and server."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from backupd.backup.landmarks import here, landmarks_of
+from backupd.engine.client import Connection
+from backupd.engine.imports import has_old_pages, imported_tables, newest_table
+from backupd.engine.probe import probe
+from backupd.model.errors import ToolError
+from backupd.model.server import Position, Receipts
+from tests.engine.backups import take
+from tests.support.imports import import_tablespace
+from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
+
+PAGE = 16384
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PrivateServer]:
+    with PrivateServer() as server:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE d", "CREATE TABLE d.a (id INT PRIMARY KEY)", "INSERT INTO d.a VALUES (1)",
+                       "CREATE TABLE d.b LIKE d.a", "CREATE TABLE d.again LIKE d.a")
+        yield server
+
+
+def test_a_table_that_the_tool_takes_for_a_dropped_one_makes_the_backup_fail_by_name(
+    server: PrivateServer, short_tmp: Path
+) -> None:
+    server.settle()
+    import_tablespace(server, "d", "a", "b")
+    server.execute("TRUNCATE TABLE d.again", "CREATE TABLE d.gone LIKE d.a", "DROP TABLE d.gone")
+    with pytest.raises(ToolError, match="left out 1 tables that the server has: d/b") as caught:
+        take(server, short_tmp / "now")
+    assert "a little later" in caught.value.hint
+    server.settle()
+    assert "d/b.ibd" in take(server, short_tmp / "later").sizes
+
+
+def test_an_import_while_the_backup_runs_makes_it_fail(server: PrivateServer) -> None:
+    connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
+    receipts = Receipts("full-backuped", 0, 1, 2, Position(), "10.11.19", "10.11.19")
+    before = here(connection)
+    server.execute("CREATE TABLE d.made AS SELECT * FROM d.a")
+    server.settle()
+    landmarks = landmarks_of(connection, probe(connection), before, receipts)
+    assert landmarks.table is not None
+    assert before.table is not None
+    assert landmarks.table > before.table
+    import_tablespace(server, "d", "a", "b")
+    with pytest.raises(ToolError, match="imported while the backup ran") as caught:
+        landmarks_of(connection, probe(connection), before, receipts)
+    assert caught.value.detail == "d/b"
+
+
+def test_while_a_table_has_no_tablespace_no_id_is_the_newest(server: PrivateServer) -> None:
+    connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
+    with connection.connect() as session:
+        assert newest_table(session) is not None
+        server.execute("CREATE TABLE d.empty LIKE d.a", "ALTER TABLE d.empty DISCARD TABLESPACE")
+        assert newest_table(session) is None
+        own = server.datadir / "d/empty.ibd"
+        shutil.copy(server.datadir / "d/a.ibd", own)
+        assert newest_table(session) is None, "what lies there is another table's"
+        own.unlink()
+        server.execute("DROP TABLE d.empty")
+        assert newest_table(session) is not None
+    server.stop()
+    server.start()
+    with connection.connect() as session:
+        assert newest_table(session) is not None, "after a start the server lists no table before it is used"
+        assert imported_tables(session, newer_than=0, lsn=1) == ("d/b",)
+
+
+def page(lsn: int, size: int = PAGE, flags: int = 0x15) -> bytes:
+    content = bytearray(size)
+    content[:4], content[16:24], content[54:58] = b"\1\2\3\4", lsn.to_bytes(8), flags.to_bytes(4)
+    return bytes(content)
+
+
+def test_pages_that_were_never_written_have_no_age(tmp_path: Path) -> None:
+    path = tmp_path / "t.ibd"
+    for content, old in (
+        (bytes(4 * PAGE), False),  # a new table before its first page is written
+        (page(0) + bytes(3 * PAGE), False),  # the same on servers that write the first page at once
+        (page(0) + page(200), True),
+        (page(200) + page(200) + bytes(PAGE), False),
+        (page(200) + page(200) + bytes(PAGE) + page(100), True),
+        (page(200) + page(200) + page(101), False),
+        (page(200, 4096, 0x27) + page(200, 4096) + page(100, 4096), True),  # ROW_FORMAT=COMPRESSED
+        (b"", False),
+    ):
+        path.write_bytes(content)
+        assert has_old_pages(path, lsn=100, page_size=PAGE) is old, content[:64]
+    assert not has_old_pages(tmp_path / "gone.ibd", lsn=100, page_size=PAGE)
