@@ -22,6 +22,7 @@ from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import DamagedError, NotFoundError
 from backupd.model.manifest import Header, Landmarks
+from backupd.model.proof import FAILED, UNDECIDED, Proof
 from backupd.model.server import ServerInfo, Version
 from backupd.model.units import format_duration, format_size
 from backupd.recovery.chains import chain_of
@@ -36,7 +37,6 @@ _PHASES = ("fetched", "prepared", "restored", "started")
 _WORTH_IT = 32 * 1024 * 1024
 """Bytes. Below this a full backup instead of increments saves nobody anything: of a small server, each increment is
 mostly redo log that the server has not written to its tables yet."""
-_GOOD = ("proved", "restored")
 _MAX_CHAIN: int = Physical.model_fields["max_chain"].default
 
 
@@ -225,8 +225,14 @@ def _of_proofs(wiring: Wiring, chain: tuple[BackupRecord, ...]) -> Iterator[str]
     good: datetime | None = None
     for record in reversed(chain):
         proofs = wiring.catalog.proofs.list(record.server, backup_id=record.id)
-        bad = max((proof.finished_at for proof in proofs if not proof.is_good), default=None)
-        good = max((found for found in (good, *(proof.finished_at for proof in proofs if proof.outcome in _GOOD))
+        bad = max((proof.finished_at for proof in proofs if _speaks_against(proof)), default=None)
+        good = max((found for found in (good, *(proof.finished_at for proof in proofs if proof.is_good))
                     if found is not None), default=None)
         if bad is not None and (good is None or good < bad):
             yield f"the test restore of {record.id} at {format_time(bad)} failed"
+
+
+def _speaks_against(proof: Proof) -> bool:
+    """The data was found bad, or could be fetched and opened and then not be made to run."""
+    fetched = any(phase.name == "fetched" for phase in proof.phases)
+    return proof.outcome == FAILED or (proof.outcome == UNDECIDED and fetched)

@@ -29,7 +29,7 @@ from backupd.model.ids import new_id
 from backupd.model.job import JobRecord, JobState
 from backupd.model.manifest import decode_header, encode_header
 from backupd.model.progress import Progress, Report, silent
-from backupd.model.proof import Proof
+from backupd.model.proof import Phase, Proof
 from backupd.model.server import Role, ServerInfo, Version
 from backupd.transfer.fsck import repair
 from backupd.transfer.intent import intents
@@ -274,9 +274,10 @@ def test_a_chain_whose_test_restore_failed_ends_until_a_later_one_succeeds(desk:
     full, first, second = desk.records
     proofs = desk.wiring.catalog.proofs
 
-    def prove(record: BackupRecord, outcome: str) -> None:
+    def prove(record: BackupRecord, outcome: str, *phases: str) -> None:
         now = utc_now()
-        proofs.add(Proof(new_id(now), SERVER, record.id, "latest", outcome, now, now, (), (), 0))
+        ended = tuple(Phase(name, 1.0, 1) for name in phases)
+        proofs.add(Proof(new_id(now), SERVER, record.id, "latest", outcome, now, now, ended, (), 0))
 
     prove(second, "proved")
     prove(first, "failed")
@@ -285,6 +286,11 @@ def test_a_chain_whose_test_restore_failed_ends_until_a_later_one_succeeds(desk:
     refused(desk.decide(), f"the test restore of {first.id}", "failed")
     prove(second, "restored")
     assert desk.decide().kind is INCREMENT
+    prove(first, "undecided")
+    assert desk.decide().kind is INCREMENT, "a missing key says nothing about the data"
+    prove(first, "undecided", "fetched")
+    refused(desk.decide(), f"the test restore of {first.id}", "failed")
+    prove(second, "restored")
 
 
 def test_an_imported_tablespace_is_in_no_increment(desk: Desk) -> None:
