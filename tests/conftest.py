@@ -13,7 +13,6 @@ from tests.support.keys import Keys, operator_keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
 
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a background job of a shell. Programs inherit that, and could then not be interrupted by tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
