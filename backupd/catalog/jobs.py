@@ -201,18 +201,6 @@ class Jobs:
         with self._database.read() as connection:
             return _records(connection, query.order_by(jobs.c.queued_at.desc(), jobs.c.id.desc()).limit(limit))
 
-    def last_due(self, server: str, leg: str) -> datetime | None:
-        """The latest moment for which this schedule has a job, whatever became of it."""
-        query = select(jobs.c.due_at).where(jobs.c.server == server, jobs.c.leg == leg, jobs.c.due_at.is_not(None))
-        with self._database.read() as connection:
-            found: datetime | None = connection.scalar(query.order_by(jobs.c.due_at.desc()).limit(1))
-            return found
-
-    def open_for(self, server: str, leg: str) -> JobRecord | None:
-        """The job of this schedule that waits or runs; the running one where there are both."""
-        found = self.list(server, leg=leg, state=OPEN)
-        return max(found, key=lambda job: (job.state is JobState.RUNNING, job.queued_at), default=None)
-
     def prune(self, older_than: datetime) -> tuple[str, ...]:
         """Remove jobs that were over before ``older_than``, and give their ids.
 

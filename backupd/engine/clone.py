@@ -89,10 +89,6 @@ class Clone:
     def takes_increments(self) -> bool:
         return False
 
-    @property
-    def lsn_orders_chain(self) -> bool:
-        return True
-
     def warnings(self, info: ServerInfo) -> tuple[str, ...]:
         return tuple(f"CLONE copies InnoDB only: {number} tables of engine {engine} come back empty; take logical "
                      "backups of them" for engine, number in sorted(info.engines.items()) if engine != _COPIED)

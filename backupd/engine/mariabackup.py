@@ -82,11 +82,6 @@ class MariaBackup:
     def takes_increments(self) -> bool:
         return True
 
-    @property
-    def lsn_orders_chain(self) -> bool:
-        """No: ``to_lsn`` is the last checkpoint, which a quiet server does not move for hours."""
-        return False
-
     def capture(self, request: CaptureRequest) -> StreamingCapture:
         return StreamingCapture(self._made, request)
 

@@ -145,12 +145,6 @@ class PhysicalTool(Protocol):
         """Can it copy what changed since a log sequence number (``CaptureRequest.incremental_lsn``)?"""
         ...
 
-    @property
-    def lsn_orders_chain(self) -> bool:
-        """Do the log sequence numbers of an increment prove which backup it builds on? Where they may stay the same
-        over several increments, only the ids of the backups tell."""
-        ...
-
     def capture(self, request: CaptureRequest) -> Capture: ...
 
     def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:

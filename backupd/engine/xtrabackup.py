@@ -162,11 +162,6 @@ class XtraBackup:
     def takes_increments(self) -> bool:
         return True
 
-    @property
-    def lsn_orders_chain(self) -> bool:
-        """Yes: the tool itself refuses an increment that does not begin where the one before it ends."""
-        return True
-
     def capture(self, request: CaptureRequest) -> StreamingCapture:
         return StreamingCapture(self._made, request)
 

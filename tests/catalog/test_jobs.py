@@ -210,21 +210,15 @@ def test_an_end_is_recorded_with_its_events_and_followers_or_not_at_all(catalog:
     assert [found.message for found in catalog.events.list()] == ["no"]
 
 
-def test_a_schedule_finds_its_last_due_time_and_its_open_job(catalog: Catalog) -> None:
+def test_jobs_are_listed_by_schedule_by_several_states_and_since_a_moment(catalog: Catalog) -> None:
     leg = "physical.full"
-    assert catalog.jobs.last_due("shop-db1", leg) is None
-    assert catalog.jobs.open_for("shop-db1", leg) is None
     catalog.jobs.add(queued(1, leg=leg, due_at=LATER, state=JobState.MISSED))
     catalog.jobs.enqueue(queued(2, leg=leg, due_at=NOON))
     catalog.jobs.enqueue(queued(3, leg=leg))
-    catalog.jobs.enqueue(queued(4, leg="verify", due_at=LATER + timedelta(days=1)))
-    catalog.jobs.enqueue(queued(5, leg=leg, server="other", due_at=LATER + timedelta(days=1)))
-    assert catalog.jobs.last_due("shop-db1", leg) == LATER
+    catalog.jobs.enqueue(queued(4, leg="verify"))
+    catalog.jobs.enqueue(queued(5, leg=leg, server="other"))
     assert [job.id for job in catalog.jobs.list("shop-db1", leg=leg, state=(JobState.QUEUED, JobState.RUNNING),
                                                 since=NOON + timedelta(minutes=3))] == ["job-0003"]
-    claimed = catalog.jobs.claim("me", LATER)
-    assert claimed is not None
-    assert catalog.jobs.open_for("shop-db1", leg) == claimed
 
 
 def test_pruning_keeps_what_is_open_the_last_of_each_kind_and_the_last_good_one(catalog: Catalog) -> None:
