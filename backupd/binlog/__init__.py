@@ -1,0 +1,1 @@
+"""The continuous copy of binary logs: stream, spool, archive."""
