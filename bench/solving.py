@@ -10,7 +10,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -89,9 +89,9 @@ WORK: dict[str, Callable[[], Callable[[], object]]] = {
 }
 
 
-def measure(name: str) -> dict[str, float]:
+def measure(name: str, works: Mapping[str, Callable[[], Callable[[], object]]]) -> dict[str, float]:
     """In this process: seconds of the work itself, and by how much it raised the peak of the memory."""
-    work = WORK[name]()
+    work = works[name]()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
     work()
@@ -109,4 +109,4 @@ def main() -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1])) if len(sys.argv) > 1 else main())
+    print(json.dumps(measure(sys.argv[1], WORK)) if len(sys.argv) > 1 else main())

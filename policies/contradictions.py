@@ -35,6 +35,8 @@ def schedules(policy: Policy) -> Iterator[tuple[Location, str]]:
         yield ("test_restore", "schedule"), policy.test_restore.schedule
     if policy.verify is not None:
         yield ("verify", "schedule"), policy.verify.schedule
+    if policy.witness.schedule is not None:
+        yield ("witness", "schedule"), policy.witness.schedule
 
 
 def distances(cadence: str) -> tuple[timedelta, timedelta]:
@@ -45,7 +47,7 @@ def distances(cadence: str) -> tuple[timedelta, timedelta]:
 
 def contradictions(policy: Policy) -> list[Contradiction]:
     """All of them; none in a policy that can be followed."""
-    return [*_chains(policy), *_blackouts(policy), *_jitter(policy)]
+    return [*_chains(policy), *_witnesses(policy), *_blackouts(policy), *_jitter(policy)]
 
 
 def _chains(policy: Policy) -> Iterator[Contradiction]:
@@ -54,6 +56,13 @@ def _chains(policy: Policy) -> Iterator[Contradiction]:
         yield Contradiction(
             ("physical", "max_chain"),
             "0 increments may build on a full backup, and physical.incremental asks for some: leave out one of the two")
+
+
+def _witnesses(policy: Policy) -> Iterator[Contradiction]:
+    if policy.witness.schedule is not None and not policy.witness.enabled:
+        yield Contradiction(
+            ("witness", "schedule"),
+            "says when checksums are read, and witness.enabled says that none are: leave out one of the two")
 
 
 def _blackouts(policy: Policy) -> Iterator[Contradiction]:

@@ -25,7 +25,8 @@ def explain(policy: Policy) -> list[str]:
         lines.append(f"The tables {', '.join(tables.include)}{limits} are dumped {when(policy.logical.schedule)}.")
     if policy.binlog is not None and policy.binlog.stream:
         seconds = format_duration(policy.binlog.checkpoint.total_seconds())
-        lines.append(f"The binary log is followed as it is written and stored every {seconds}.")
+        lines.append(f"The binary log is followed as it is written and stored every {seconds}; at most "
+                     f"{format_size(policy.binlog.max_spool)} wait in the spool.")
     if policy.config_files:
         lines.append(f"{', '.join(map(str, policy.config_files))} are kept with each backup.")
     lines.append(f"A backup succeeds only when it is at {' and at '.join(policy.destinations.required)}.")
@@ -48,7 +49,9 @@ def explain(policy: Policy) -> list[str]:
                      f"{when(policy.verify.schedule)}.")
     if policy.witness.enabled:
         seconds = format_duration(policy.witness.max_duration.total_seconds())
-        lines.append(f"With each full backup the source's tables are summed up for comparison, for at most {seconds}.")
+        moments = f"With each full backup, and {when(policy.witness.schedule)}," if policy.witness.schedule else \
+            "With each full backup"
+        lines.append(f"{moments} the source's tables are summed up for comparison, for at most {seconds}.")
     return [*lines, *_timing(policy), *_limits(policy.limits)]
 
 

@@ -17,6 +17,8 @@ CROWD = 5
 """So many servers that start in the same minute are worth a word."""
 
 _DAY = timedelta(days=1)
+_OF_BACKUPS = ("latest", "random")
+"""Targets of test restores that mean something without a binary log, too."""
 
 
 def advice(policy: Policy, configuration: Configuration | None = None) -> list[str]:
@@ -24,8 +26,8 @@ def advice(policy: Policy, configuration: Configuration | None = None) -> list[s
 
     ``configuration``: where the policy's destinations are described; without it nothing is said about them.
     """
-    return [*_missing(policy), *_off_site(policy, configuration), *_window(policy), *_chain(policy), *_promises(policy),
-            *_repetitions(policy)]
+    return [*_missing(policy), *_off_site(policy, configuration), *_binlog(policy), *_window(policy), *_chain(policy),
+            *_promises(policy), *_repetitions(policy)]
 
 
 def _missing(policy: Policy) -> Iterator[str]:
@@ -58,17 +60,33 @@ def _off_site(policy: Policy, configuration: Configuration | None) -> Iterator[s
                "them together with the server")
 
 
+def _binlog(policy: Policy) -> Iterator[str]:
+    if not streams(policy):
+        if policy.test_restore is not None and policy.test_restore.target not in _OF_BACKUPS \
+                and not policy.test_restore.target.startswith("backup:"):
+            yield (f"test_restore.target: {policy.test_restore.target} needs the binary log (binlog); without it only "
+                   "the moments of backups can be restored")
+        if policy.witness.schedule is not None:
+            yield ("witness.schedule: only moments of backups are restored without binlog, so nothing is ever compared "
+                   "with what is read in between")
+    elif policy.physical is None and policy.logical is None:
+        yield "binlog: no full backup is taken that it could be replayed on: nothing can be recovered from it alone"
+
+
+def streams(policy: Policy) -> bool:
+    """Does the policy ask for the binary log?"""
+    return policy.binlog is not None and policy.binlog.stream
+
+
 def _window(policy: Policy) -> Iterator[str]:
     windows = {name: rule.recovery_window for name, rule in policy.retention.items() if rule.recovery_window}
     if not windows:
         return
     name, longest = max(windows.items(), key=lambda item: item[1])
     field = f"retention.{name}.recovery_window"
-    if policy.binlog is None or not policy.binlog.stream:
+    if not streams(policy):
         yield (f"{field}: promises every moment of the last {_span(longest)}, but without binlog only the moments of "
                "backups come back")
-    if policy.physical is None and policy.logical is None:
-        yield f"{field}: promised, but no full backup is taken that the binary log could be replayed on"
     full = _full(policy)
     for other in _places(policy):
         rule = policy.retention.get(other)
@@ -109,7 +127,7 @@ def _promises(policy: Policy) -> Iterator[str]:
     rpo = policy.objectives.rpo
     if rpo is None:
         return
-    if policy.binlog is not None and policy.binlog.stream:
+    if policy.binlog is not None and streams(policy):
         if rpo < policy.binlog.checkpoint:
             yield (f"objectives.rpo: {_span(rpo)} cannot be kept: the binary log is stored every "
                    f"{_span(policy.binlog.checkpoint)} (binlog.checkpoint)")
@@ -169,12 +187,10 @@ def not_yet_active(policy: Policy, configuration: Configuration | None = None) -
     found = []
     if policy.logical is not None:
         found.append("logical: logical backups are not taken yet")
-    if policy.binlog is not None:
-        found.append("binlog: the binary log is not archived yet")
+        if policy.physical is None and streams(policy):
+            found.append("binlog: it is replayed on copies of the data files only, so far, and physical is missing")
     if policy.destinations.others:
         found.append(f"destinations.others: nothing is copied to {', '.join(policy.destinations.others)} yet")
-    if policy.objectives.rpo:
-        found.append("objectives.rpo: not watched yet")
     known: Mapping[str, object] = configuration.destinations if configuration else {}
     for name in policy.destinations.required:
         if name in known and not isinstance(known[name], FilesystemDestination):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -26,6 +26,10 @@ from policies.fields import (
 NO_LOGICAL_INCREMENTS = (
     "logical backups have no increments: take a full one each week and let the binary log fill the days between; "
     "`backupd policy example weekly-logical` is such a policy")
+
+SHORTEST_CHECKPOINT = timedelta(seconds=1)
+LONGEST_CHECKPOINT = timedelta(hours=1)
+SMALLEST_SPOOL = 64 * 1024 * 1024
 
 LONGEST_WAIT = timedelta(days=1)
 """Between two attempts of a run: whoever waits longer has given up."""
@@ -70,8 +74,13 @@ class Binlog(Section):
 
     stream: bool = Field(True, description="Follow the binary log as it is written.", examples=[True])
     checkpoint: Duration = Field(
-        "10s", validate_default=True,
-        description="How often what has arrived is stored; the most that a lost host can cost.", examples=["10s"])
+        "10s", validate_default=True, ge=SHORTEST_CHECKPOINT, le=LONGEST_CHECKPOINT,
+        description="How often what has arrived is stored at each destination, 1s to 1h; the most that a lost host can "
+                    "cost.", examples=["10s"])
+    max_spool: Size = Field(
+        "10GiB", validate_default=True, ge=SMALLEST_SPOOL, examples=["50GiB"],
+        description="The most room in the spool for what is not stored at every destination yet. Then the copying "
+                    "waits until there is room again, and the server has to keep its binary log for that long.")
 
 
 class Destinations(Section):
@@ -170,11 +179,18 @@ class Keep(Section):
     weekly: int | None = Field(None, ge=1, description="Weeks of which the last backup is kept.", examples=[5])
     monthly: int | None = Field(None, ge=1, description="Months of which the last backup is kept.", examples=[12])
     yearly: int | None = Field(None, ge=1, description="Years of which the last backup is kept.", examples=[7])
+    binlogs: Literal["all", "window"] = Field(
+        "all", examples=["window"],
+        description="`all`: the binary logs since the oldest kept backup stay, so every moment since then can be "
+                    "restored. `window`: only those that the recovery window needs; a backup outside of it is one "
+                    "moment.")
 
     @model_validator(mode="after")
     def _something(self) -> Keep:
-        if not self.model_fields_set or all(getattr(self, name) is None for name in type(self).model_fields):
+        if all(getattr(self, name) is None for name in type(self).model_fields if name != "binlogs"):
             raise ValueError("keeps nothing: give at least one rule, or leave the destination out to keep everything")
+        if self.binlogs == "window" and self.recovery_window is None:
+            raise ValueError("binlogs: window needs a recovery_window")
         return self
 
 
@@ -210,7 +226,8 @@ class TestRestore(Section):
 
     schedule: Cadence | None = Field(None, description="When.", examples=["0 6 * * *"])
     target: Target = Field(
-        "latest", description="To where: `latest`, `random`, or any target that `backupd restore --to` takes.",
+        "latest", description="To where: `latest`, `random` (another moment each time, anywhere that the server can be "
+                              "recovered to), or any target that `backupd restore --to` takes.",
         examples=["random"])
     checks: tuple[SqlCheck, ...] = Field((), description="Questions to the restored server, besides CHECK TABLE.")
 
@@ -222,6 +239,9 @@ class Witness(Section):
     """
 
     enabled: bool = Field(True, description="Read them with each full backup.", examples=[True])
+    schedule: Cadence | None = Field(
+        None, description="When they are read besides, so that test restores compare moments between two backups, too.",
+        examples=["0 */6 * * *"])
     max_duration: Duration = Field(
         "10m", validate_default=True, description="Stop after this time; the tables not read are named in the proof.",
         examples=["10m"])
@@ -232,7 +252,7 @@ class Policy(Section):
 
     refused: ClassVar = {
         "password": "secrets have no place in a policy",
-        "schedule": "each leg has its own: physical.full, physical.incremental, logical.schedule",
+        "schedule": "each leg has its own: physical.full, physical.incremental, logical.schedule, witness.schedule",
         "include": "belongs under logical.tables", "exclude": "belongs under logical.tables",
         "owner": "belongs to the server in the configuration file",
     }

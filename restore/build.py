@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -16,6 +16,7 @@ from backupd.engine.launch import options_for_copy
 from backupd.engine.physical import PhysicalTool, verify_files
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
+from backupd.model.server import Position
 from restore.fetch import Opener, default_workers, fetch
 from restore.memory import available_memory, choose_memory
 from restore.prepare import prepare
@@ -25,10 +26,21 @@ from storage.destination import Destination
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """``options``: what a server needs in its option file to read these files."""
+    """``options``: what a server needs in its option file to read these files. ``place``: where InnoDB says in the
+    binary log that it stands, None where it does not."""
 
     warnings: tuple[str, ...]
     options: Mapping[str, str | None]
+    place: Position | None = None
+
+
+def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
+    """Each phase once, with the time and bytes of all its parts, in the order in which they began."""
+    found: dict[str, Phase] = {}
+    for phase in phases:
+        before = found.get(phase.name, Phase(phase.name, 0.0))
+        found[phase.name] = Phase(phase.name, before.seconds + phase.seconds, before.bytes + phase.bytes)
+    return tuple(found.values())
 
 
 class Stopwatch:
@@ -91,7 +103,7 @@ def build(
     with watch.phase("prepared", size):
         redo = sum(tool.redo_bytes(goal) for goal in (base, *increments))
         memory = choose_memory(redo=redo, available=available_memory(), cap=memory_cap)
-        prepare(
+        place = prepare(
             tool,
             base,
             increments,
@@ -111,4 +123,4 @@ def build(
     if rejoined:
         warnings.append("renamed into another schema at the source, where the server may not find their data after its"
                         f" next restart (RENAME TABLE back, before that, mends it): {', '.join(rejoined)}")
-    return Built(tuple(warnings), options_for_copy(base, chain[-1].body.facts.server.variables))
+    return Built(tuple(warnings), options_for_copy(base, chain[-1].body.facts.server.variables), place)

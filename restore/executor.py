@@ -1,4 +1,4 @@
-"""A whole restore: fetch, prepare, place, start, check; and after a kill -9 anywhere the same call goes on.
+"""A whole restore: fetch, prepare, roll forward, place, start, check; after a kill -9 anywhere the same call goes on.
 
 Knows no catalog: everything is in the spec, and everything found is in the outcome.
 """
@@ -9,35 +9,35 @@ import contextlib
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 from backupd.engine.external import assert_local
 from backupd.engine.launch import ServerConfig
 from backupd.model.clock import Clock, format_time
 from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.progress import Report
-from backupd.model.proof import Check, Phase, Witness
+from backupd.model.proof import Phase
 from backupd.model.server import Position, Tool
 from backupd.transfer.unseal import Unsealer
 from restore.build import Stopwatch, build
-from restore.checks import FAILED, examine
+from restore.checks import examine
 from restore.fetch import default_workers, sync_filesystem
-from restore.memory import DEFAULT_CAP
+from restore.logs import Logs
 from restore.occupancy import refuse_nested, refuse_non_empty, refuse_occupied
 from restore.ownership import find_account
 from restore.place import clear, close_datadir, place
-from restore.plan import bytes_of
+from restore.plan import STEP_NAMES, bytes_of
 from restore.refusals import Programs, find_programs, refuse_no_room, remarks
+from restore.replaying import Replaying, roll_staged
 from restore.replication import replica_remarks
+from restore.rollforward import Means, RolledForward, goal_of
 from restore.sources import Loaded, load_chain, pinned
+from restore.spec import RestoreOutcome, RestoreSpec
 from restore.staging import choose_site, exclusive, read_state, refuse_foreign_staging, workable, write_state
 from restore.start import (
-    Started,
     look_folder,
     looked_at,
     remove_dead_folders,
@@ -47,8 +47,10 @@ from restore.start import (
     start_for_good,
     starting,
 )
-from restore.state import State, marker_time, read_marker, write_marker
+from restore.state import STAGED, State, marker_time, read_marker, write_marker
 from storage.destination import Destination
+
+__all__ = ["RestoreOutcome", "RestoreSpec", "execute"]
 
 SELINUX = Path("/sys/fs/selinux/enforce")
 """Where it is there, files get their label from the folder they were made in, and a service may not read them."""
@@ -56,70 +58,6 @@ _DYING = 20.0
 """Seconds that the server of a killed attempt may take to vanish after it."""
 SERVER_MEMORY = 512 * 1024 * 1024
 """Most bytes of buffer pool for a server that is started to be looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreSpec:
-    """Every decision about one restore, taken before it begins.
-
-    ``target``: as it was asked for; ``chain``: backup ids, full first. ``owner``: OS user of the server.
-    ``start``: start a server on the result and leave it running, deaf and mute; ``replica``: keep the
-    replication settings of the source (mode ``replica``). ``checks`` (the policy's statements, about
-    ``moment``) and ``witness`` are for a server that is started. ``workers`` 0: as many as this machine can
-    use. ``memory_cap`` in bytes. ``programs``: paths of programs that are not searched.
-    """
-
-    restore_id: str
-    server: str
-    target: str
-    chain: tuple[str, ...]
-    moment: datetime
-    datadir: Path
-    owner: str
-    start: bool = False
-    replica: bool = False
-    checks: tuple[str, ...] = ()
-    witness: Witness | None = None
-    workers: int = 0
-    memory_cap: int = DEFAULT_CAP
-    programs: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreOutcome:
-    """``started``: the server that was left running."""
-
-    restore_id: str
-    server: str
-    backup_id: str
-    target: str
-    datadir: Path
-    position: Position
-    phases: tuple[Phase, ...]
-    checks: tuple[Check, ...] = ()
-    tables_compared: int = 0
-    warnings: tuple[str, ...] = ()
-    started: Started | None = None
-
-    @property
-    def is_good(self) -> bool:
-        return not any(check.outcome == FAILED for check in self.checks)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "id": self.restore_id,
-            "server": self.server,
-            "backup": self.backup_id,
-            "target": self.target,
-            "datadir": str(self.datadir),
-            "position": self.position.as_json(),
-            "phases": [phase.as_json() for phase in self.phases],
-            "seconds": round(sum(phase.seconds for phase in self.phases), 3),
-            "checks": [check.as_json() for check in self.checks],
-            "tables_compared": self.tables_compared,
-            "warnings": list(self.warnings),
-            "started": {"socket": str(self.started.socket), "pid": self.started.pid} if self.started else None,
-        }
 
 
 def execute(
@@ -131,15 +69,19 @@ def execute(
     report: Report,
     cancel: Event | None = None,
     on_phase: Callable[[Phase], None] = lambda _phase: None,
+    archives: Sequence[Destination] | None = None,
 ) -> RestoreOutcome:
     """Restore, or go on with what an interrupted call for the same backup left behind.
 
-    ``destinations`` in the order to read them. ``on_phase`` is told each phase as it ends. Raises RefusedError
+    ``destinations`` in the order to read them; ``archives``: those that may hold binary logs, None for the same.
+    ``on_phase`` is told each phase as it ends. Raises RefusedError
     before anything is changed when a rule forbids it, DamagedError naming everything damaged, KeyUnusableError,
     ToolError; what was fetched is kept for the next attempt.
     """
     with contextlib.ExitStack() as held:
-        return _Restore(spec, destinations, unsealer, report=report, cancel=cancel, on_phase=on_phase).run(held, clock)
+        work = _Restore(spec, destinations, unsealer, report=report, cancel=cancel, on_phase=on_phase,
+                        archives=destinations if archives is None else archives)
+        return work.run(held, clock)
 
 
 class _Restore:
@@ -152,16 +94,18 @@ class _Restore:
         report: Report,
         cancel: Event | None,
         on_phase: Callable[[Phase], None],
+        archives: Sequence[Destination],
     ) -> None:
         self._spec = spec
         self._destinations = destinations
+        self._archives = archives
         self._unsealer = unsealer
         self._report = report
         self._cancel = cancel
         self._told = on_phase
         self._site = choose_site(spec.datadir)
         self._account = find_account(spec.owner)
-        self._state = State(spec.restore_id, spec.server, spec.target, spec.chain)
+        self._state = State(spec.restore_id, spec.server, spec.target, spec.chain, goal=goal_of(spec.replay))
         self._watch = Stopwatch(self._phase_ended)
         self._warnings: list[str] = []
 
@@ -182,20 +126,20 @@ class _Restore:
             refuse_non_empty(site.datadir, ours=(*site.ours, *self._state.moves))
         chain, warnings = load_chain(self._spec.server, self._spec.chain, self._destinations, self._unsealer)
         info = chain[-1].body.facts.server
-        programs = find_programs(chain[-1].body.facts, start=self._spec.start, paths=self._spec.programs)
+        replays = self._spec.replay is not None
+        programs = find_programs(chain[-1].body.facts, start=self._spec.start or replays, paths=self._spec.programs)
         self._warnings += [*warnings, *remarks(info)]
-        if self._spec.replica:
-            self._warnings += replica_remarks(chain[-1].body.facts)
         if not placed:
             with workable(site.datadir):
                 self._warnings += refuse_no_room(chain, site)
                 self._open(held)
-            if self._state.stage == "fetching":
-                self._build(chain, programs, clock)
+            self._stage(chain, programs, clock)
             with self._watch.phase("restored", _data_bytes(chain)):
                 self._state = place(site, self._state, self._account, programs.tool.leftovers)
             write_marker(site.datadir, self._state)
         clear(site)
+        if self._spec.replica:
+            self._warnings += replica_remarks(chain[-1].body.facts, self._position(chain[-1]))
         if SELINUX.exists():
             self._warnings.append(f"SELinux is active: run restorecon -R {site.datadir} before the real service starts")
         outcome = self._outcome(chain[-1])
@@ -208,7 +152,7 @@ class _Restore:
                 )
         self._state = replace(self._state, stage="finished")
         write_marker(site.datadir, self._state)
-        return replace(outcome, phases=self._state.phases)
+        return replace(outcome, phases=_in_order(self._state.phases))
 
     def _is_finished(self) -> bool:
         """Is there nothing to restore any more? Raises RefusedError unless it is asked for its server again."""
@@ -301,6 +245,44 @@ class _Restore:
         # Locked under this name, it stays locked under the name of the data directory.
         held.enter_context(exclusive(site.data))
 
+    def _stage(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
+        """Make the staged copy what is to be put in place, whatever an earlier attempt left of it."""
+        spec, site = self._spec, self._site
+        if self._state.stage not in STAGED:
+            return
+        logs, work = None, None
+        if spec.replay is not None and self._state.stage != "replayed":
+            work = Replaying(
+                spec.server, spec.replay, self._archives, self._unsealer,
+                memory=min(spec.memory_cap, SERVER_MEMORY), workers=spec.workers,
+                means=Means(spec.programs, spec.templates), watch=self._watch,
+                report=self._report, cancel=self._cancel)
+            logs = work.logs(site.folder / "binlogs")
+        if self._state.stage == "replaying":
+            _await_free(site.folder, seconds=_DYING)
+            shutil.rmtree(site.folder / "replay", ignore_errors=True)
+            self._warnings.append("an earlier attempt was interrupted while it replayed binary logs: its copy was made "
+                                  "anew, since nothing may be applied twice")
+            self._remember(replace(self._state, stage="fetching"))
+        if self._state.stage == "fetching":
+            self._build(chain, programs, clock)
+        if work is not None and logs is not None:
+            self._roll_forward(work, logs, chain, programs)
+
+    def _roll_forward(self, work: Replaying, logs: Logs, chain: Sequence[Loaded], programs: Programs) -> None:
+        site, state = self._site, self._state
+        self._remember(replace(state, stage="replaying"))
+        rolled = roll_staged(
+            work, site, logs, chain=chain, programs=programs, account=self._account, options=state.options,
+            place=state.place, run_folder=look_folder(state.restore_id), size=_data_bytes(chain))
+        shutil.rmtree(site.folder / "binlogs", ignore_errors=True)
+        sync_filesystem(site.folder)
+        self._remember(replace(self._state, stage="replayed", goal=goal_of(work.spec), replay=rolled.as_json()))
+
+    def _remember(self, state: State) -> None:
+        self._state = state
+        write_state(self._site, state)
+
     def _build(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
         spec = self._spec
         backups = [(spec.server, backup_id) for backup_id in spec.chain]
@@ -321,8 +303,7 @@ class _Restore:
             )
         self._warnings += built.warnings
         sync_filesystem(self._site.folder)
-        self._state = replace(self._state, stage="prepared", options=built.options)
-        write_state(self._site, self._state)
+        self._remember(replace(self._state, stage="prepared", options=built.options, place=built.place))
 
     def _start(self, outcome: RestoreOutcome, chain: Sequence[Loaded], program: Tool) -> RestoreOutcome:
         """Look at the copy in a sandbox, then start the server that stays."""
@@ -340,7 +321,7 @@ class _Restore:
                     statements=spec.checks,
                     target=spec.moment,
                     witness=spec.witness,
-                    position=facts.position,
+                    position=outcome.position,
                     workers=spec.workers or default_workers(),
                     report=self._report,
                 )
@@ -349,24 +330,38 @@ class _Restore:
             started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
         return replace(outcome, checks=tuple(checks), tables_compared=compared, started=started)
 
+    def _rolled(self) -> RolledForward | None:
+        return RolledForward.from_json(self._state.replay) if self._state.replay else None
+
+    def _position(self, last: Loaded) -> Position:
+        rolled = self._rolled()
+        return rolled.stop.position if rolled else last.body.facts.position
+
     def _outcome(self, last: Loaded) -> RestoreOutcome:
+        rolled = self._rolled()
         return RestoreOutcome(
             restore_id=self._state.restore_id,
             server=self._spec.server,
             backup_id=self._spec.chain[-1],
             target=self._spec.target,
             datadir=self._site.datadir,
-            position=last.body.facts.position,
-            phases=self._state.phases,
-            warnings=tuple(dict.fromkeys(self._warnings)),
+            position=self._position(last),
+            phases=_in_order(self._state.phases),
+            warnings=tuple(dict.fromkeys((*self._warnings, *(rolled.remarks if rolled else ())))),
+            replay=rolled,
         )
 
     def _phase_ended(self, phase: Phase) -> None:
         """Kept with the staged files, so that the next attempt can tell the time of all of them."""
         self._state = self._state.with_phase(phase)
-        if self._state.stage in ("fetching", "prepared"):
+        if self._state.stage in STAGED:
             write_state(self._site, self._state)
         self._told(next(p for p in self._state.phases if p.name == phase.name))
+
+
+def _in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """As the steps of a plan follow each other: a copy is rolled forward before it is put in place."""
+    return tuple(sorted(phases, key=lambda phase: STEP_NAMES.index(phase.name)))
 
 
 def _data_bytes(chain: Sequence[Loaded]) -> int:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from backupd.model.binlog import ReplayLeg, ReplaySpec, Stop
+from backupd.model.clock import format_time
 from backupd.model.server import Position
 
-STEP_NAMES = ("fetched", "prepared", "restored", "started", "verified")
+STEP_NAMES = ("fetched", "prepared", "restored", "started", "rolled_forward", "verified")
 """The phases of a restore in their order; a plan has those it needs."""
 
 
@@ -45,9 +47,13 @@ DEFAULT_RATES: Mapping[str, Rate] = {
     "prepared": Rate(300e6, 2.0),
     "restored": Rate(5e9, 1.0),
     "started": Rate(1e9, 3.0),
+    "rolled_forward": Rate(10e6, 5.0),
     "verified": Rate(300e6, 1.0),
 }
 """Used until a phase was measured once. Bytes are always those of the source's plaintext."""
+
+PIPE_RATE = Rate(2e6, 1.0)
+"""Of a replay through a client, which is one session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,9 @@ class Step:
 class Plan:
     """``chain``: backup ids in the order they are applied, the last one decides ``position``.
     ``destinations``: where to read, best first. ``reason``: why this backup. ``bytes_stored`` is what has to
-    be read from a destination."""
+    be read from a destination. ``replay``: what is replayed on it, None for nothing; ``until``: the place where the
+    restored copy stands in the end, None where only the backup itself is asked for. ``rto``: seconds that the policy
+    allows, None without an objective."""
 
     server: str
     target: str
@@ -89,6 +97,9 @@ class Plan:
     bytes_source: int
     steps: tuple[Step, ...]
     warnings: tuple[str, ...] = field(default=())
+    replay: ReplaySpec | None = None
+    until: Stop | None = None
+    rto: float | None = None
 
     @property
     def backup_id(self) -> str:
@@ -114,4 +125,23 @@ class Plan:
             "seconds": round(self.seconds, 1),
             "steps": [step.as_json() for step in self.steps],
             "warnings": list(self.warnings),
+            "replay": _replay_json(self.replay) if self.replay else None,
+            "until": stop_json(self.until) if self.until else None,
+            "rto": {"objective": self.rto, "kept": None if self.rto is None else self.seconds <= self.rto},
         }
+
+
+def stop_json(stop: Stop) -> dict[str, Any]:
+    return {"branch": stop.branch, "file": stop.file, "pos": stop.pos, "gtid": stop.gtids,
+            "at": format_time(stop.at) if stop.at else None, "next_gtid": stop.next_gtid,
+            "next_at": format_time(stop.next_at) if stop.next_at else None}
+
+
+def _replay_json(spec: ReplaySpec) -> dict[str, Any]:
+    return {"method": str(spec.method), "reason": spec.reason, "bytes": spec.size, "transactions": spec.transactions,
+            "legs": [_leg_json(leg) for leg in spec.legs], "exclude": list(spec.exclude),
+            "doubtful": list(spec.doubtful)}
+
+
+def _leg_json(leg: ReplayLeg) -> dict[str, Any]:
+    return {"start": leg.start.as_json(), "stop": stop_json(leg.stop), "segments": len(leg.segments)}

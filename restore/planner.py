@@ -4,18 +4,25 @@ reason."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.clock import format_time
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.server import Position
-from backupd.model.units import format_duration, format_size
+from backupd.model.units import format_duration
+from backupd.recovery.branches import Histories
 from backupd.recovery.chains import chain_of, restorable
-from restore.plan import DEFAULT_RATES, Plan, Rate, Step, bytes_of
-from restore.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest, Target
+from backupd.recovery.windows import Window
+from restore.aim import Archive
+from restore.choice import Choice, Manner, choose, with_doubts
+from restore.history import History
+from restore.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate
+from restore.points import choose_point, disorder, is_exactly, none_restorable, refuse_deleted
+from restore.steps import steps
+from restore.target import AtBackup, AtTime, Goal, Latest, Target
 
 _STALE = timedelta(days=7)
 
@@ -26,7 +33,10 @@ class Preferences:
 
     ``destinations``: names, the one to read from first; those not named come after, those that a backup does
     not lie at are left out. ``datadir``: where the server will live, None for a throw-away copy.
-    ``commands``: per phase, what will be run, already rendered for people.
+    ``commands``: per phase, what will be run, already rendered for people. ``rto``: what the policy allows.
+    ``replay_with``: how binary logs are replayed, None for the planner's choice; ``no_applier``: why the server's own
+    applier cannot be used here, "" where it can; ``exclude``: GTIDs to leave out. ``base``: the only backup to
+    begin from, None for the planner's choice.
     """
 
     destinations: tuple[str, ...] = ()
@@ -35,245 +45,195 @@ class Preferences:
     start: bool = False
     verify: bool = False
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rto: timedelta | None = None
+    replay_with: ReplayMethod | None = None
+    no_applier: str = ""
+    exclude: tuple[str, ...] = ()
+    base: str | None = None
 
 
 def make_plan(
-    server: str, backups: Sequence[BackupRecord], target: Target, preferences: Preferences, *, now: datetime
+    server: str, backups: Sequence[BackupRecord], target: Target, preferences: Preferences, *, now: datetime,
+    history: History | None = None,
 ) -> Plan:
-    """Choose the backup (and its chain) that ``target`` means and say what restoring it takes.
+    """Choose the backup (and its chain) and the binary logs that ``target`` means, and say what restoring it takes.
 
-    Raises NotFoundError (unknown backup, branch, or nothing to restore from) and RefusedError (the target
-    lies where no backup is; names the nearest ones).
+    Raises NotFoundError (unknown backup, branch, GTID, or nothing to restore from) and RefusedError (the target cannot
+    be reached; names the places around the gap and the nearest moments that can), and what the resolver raises.
     """
     own = sorted((b for b in backups if b.server == server), key=lambda b: (b.finished_at, b.id))
-    if target.branch is not None:
-        raise NotFoundError(
-            f"server {server} has no branch {target.branch!r}",
-            hint="leave out @branch: the history of this server has not forked",
-        )
+    streamed = history if history is not None and history.branches else None
     usable = [] if isinstance(target.goal, AtBackup) else restorable(own)
-    chosen, reason = _choose(server, own, usable, target.goal)
-    chain = chain_of(chosen.id, own)
-    _refuse_deleted(chain)
+    if streamed is None or isinstance(target.goal, AtBackup):
+        _refuse_branch(server, own, target, streamed)
+        found = _by_backups(server, own, usable, target.goal, preferences)
+    else:
+        found = _by_logs(server, own, usable, target, preferences, streamed, now)
+    chain = chain_of(found.choice.base.id, own)
+    refuse_deleted(chain)
     destinations, warnings = _destinations(chain, preferences.destinations)
+    warnings += found.warnings
     if isinstance(target.goal, Latest):
-        warnings += _disorder(chosen, usable)
-    age = now - chosen.finished_at
-    if isinstance(target.goal, Latest):
-        if age > _STALE:
-            warnings.append(f"the newest restorable backup is {format_duration(age.total_seconds())} old")
-        newer = [b for b in own if b.finished_at > chosen.finished_at and b.state is not BackupState.DELETED]
-        damaged = [b.id for b in newer if b.state is BackupState.DAMAGED]
-        torn = [b.id for b in newer if b.state is BackupState.COMPLETE and b.kind is BackupKind.PHYSICAL_INCREMENTAL]
-        if damaged:
-            warnings.append(f"newer but damaged, not used: {', '.join(damaged)}")
-        if torn:
-            warnings.append(f"newer, but what they build on is damaged or gone, not used: {', '.join(torn)}")
+        warnings += _about_latest(found, own, usable, now)
     warnings += [f"{b.id}: {text}" for b in chain for text in b.warnings]
-    return Plan(
+    replay, until = found.choice.replay, found.stop
+    rates = {**DEFAULT_RATES, **preferences.rates}
+    plan = Plan(
         server=server,
         target=str(target),
         chain=tuple(b.id for b in chain),
         destinations=destinations,
-        position=chosen.position,
-        reason=reason,
+        position=found.choice.base.position,
+        reason=found.choice.reason,
         bytes_stored=sum(b.stats.bytes_stored for b in chain),
         bytes_source=sum(b.stats.bytes_source for b in chain),
-        steps=_steps(chain, destinations, preferences),
+        steps=steps(chain, destinations, rates, datadir=preferences.datadir, start=preferences.start,
+                    verify=preferences.verify, commands=preferences.commands, replay=replay),
         warnings=tuple(warnings),
+        replay=replay,
+        until=until,
+        rto=preferences.rto.total_seconds() if preferences.rto is not None else None,
     )
+    if preferences.rto is not None and plan.seconds > preferences.rto.total_seconds():
+        late = (f"this takes {format_duration(plan.seconds)} by the rates, longer than the "
+                f"{format_duration(preferences.rto.total_seconds())} of objectives.rto")
+        plan = replace(plan, warnings=(*plan.warnings, late))
+    return plan
 
 
-def _choose(
-    server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], goal: Goal
-) -> tuple[BackupRecord, str]:
-    if isinstance(goal, AtBackup):
-        return _by_id(server, own, goal.backup_id)
-    if not usable:
-        raise _none_restorable(server, own)
-    if isinstance(goal, Latest):
-        newest = usable[-1]
-        return newest, (
-            f"the newest restorable backup, finished {format_time(newest.finished_at)}; "
-            "without archived binary logs nothing later is recoverable"
-        )
-    exact = [b for b in usable if _is_exactly(b, goal)]
-    if exact:
-        return exact[-1], f"the backup's position is exactly {goal}"
-    raise _between(usable, goal)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """``stop``: where the copy stands in the end, None where it is the backup alone."""
+
+    choice: Choice
+    stop: Stop | None = None
+    warnings: tuple[str, ...] = ()
 
 
-def _none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
-    damaged = [b for b in own if b.state is BackupState.DAMAGED and b.kind is not BackupKind.LOGICAL]
-    take = f"take one: backupd backup {server} --kind full"
-    if not damaged:
-        return NotFoundError(f"server {server} has no restorable backup", hint=take)
-    return NotFoundError(
-        f"server {server} has no restorable backup: {len(damaged)} are there, but marked as damaged",
-        detail="\n".join(_named(b) for b in reversed(damaged)),
-        hint=f"marked so does not mean that every file is lost: --to backup:{damaged[-1].id} restores it, or names "
-        f"what cannot be read; while the server lives, {take}",
-    )
-
-
-def furthest(usable: Sequence[BackupRecord]) -> BackupRecord:
-    """The last one by time, or one whose position is provably ahead of it, the furthest. ``usable`` by time."""
-    best = usable[-1]
-    furthest_place = _place(best.position)
-    for backup in usable:
-        place = _place(backup.position)
-        if _is_ahead(place, furthest_place):
-            best, furthest_place = backup, place
-    return best
-
-
-_Place = tuple[str, int, str, int, int]
-"""GTID domain and sequence, base name and number of the binary log, position in it; empty names: not known."""
-
-
-def _place(position: Position) -> _Place:
-    domain, sequence = _sequence(position.gtid)
-    base, _, number = position.file.rpartition(".")
-    return (domain, sequence, base, int(number), position.pos) if number.isdecimal() else (domain, sequence, "", 0, 0)
-
-
-def _is_ahead(one: _Place, other: _Place) -> bool:
-    """Is ``one`` provably later in the history of the same server? By binary log and, on MariaDB, by a GTID of one
-    domain; where both can be compared, both must say so."""
-    by_gtid = bool(one[0]) and one[0] == other[0]
-    by_file = bool(one[2]) and one[2] == other[2]
-    return (by_gtid or by_file) and (not by_gtid or one[1] > other[1]) and (not by_file or one[3:] > other[3:])
-
-
-def _disorder(chosen: BackupRecord, usable: Sequence[BackupRecord]) -> list[str]:
-    """What to say when times and positions of the backups contradict each other.
-
-    The time decides: a binary log begins again more often (RESET MASTER, a restored server) than a clock goes back, and
-    backups never record a time before that of their predecessor.
-    """
-    newest, ahead = usable[-1], furthest(usable)
-    if ahead is newest:
-        return []
-    other = newest if chosen is ahead else ahead
-    why = "the clock was set back, or the binary log began again (RESET MASTER, a restored server)"
-    choice = f"chosen is {chosen.id}; if that is wrong: --to backup:{other.id}"
-    return [f"{_named(newest)} is the newest by time, {_named(ahead)} is ahead by position: {why}; {choice}"]
-
-
-def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[BackupRecord, str]:
-    found = next((b for b in own if b.id == backup_id), None)
-    if found is None:
+def _refuse_branch(server: str, own: Sequence[BackupRecord], target: Target, history: History | None) -> None:
+    """A backup alone is on one branch; raises NotFoundError or RefusedError where another one is asked for."""
+    if target.branch is None:
+        return
+    if history is None:
         raise NotFoundError(
-            f"server {server} has no backup {backup_id}",
-            hint=f"`backupd backups {server}` lists what there is",
+            f"server {server} has no branch {target.branch!r}",
+            hint="leave out @branch: the history of this server has not forked",
         )
-    if found.state is BackupState.DELETED:
-        raise RefusedError(
-            f"backup {backup_id} is marked as deleted",
-            hint=f"while its data is there: backupd backups undelete {backup_id}",
-        )
-    if found.kind is BackupKind.LOGICAL:
-        raise RefusedError(
-            f"backup {backup_id} is a logical one; it cannot become a data directory",
-            hint="choose a physical backup",
-        )
-    return found, "asked for by its id"
+    histories = Histories(history.branches, history.runs)
+    wanted = histories.branch(target.branch)
+    backup = next((b for b in own if isinstance(target.goal, AtBackup) and b.id == target.goal.backup_id), None)
+    if backup is not None and (home := histories.branch_of(backup)) is not None and home is not wanted:
+        raise RefusedError(f"backup {backup.id} is of branch {home.id}, not of {wanted.id}", hint="leave out @branch")
 
 
-def _refuse_deleted(chain: Sequence[BackupRecord]) -> None:
-    gone = [b.id for b in chain[:-1] if b.state is BackupState.DELETED]
-    if gone:
-        raise RefusedError(
-            f"backup {chain[-1].id} builds on {', '.join(gone)}, marked as deleted",
-            hint="while the data is there: " + "; ".join(f"backupd backups undelete {name}" for name in gone),
-        )
+def _by_backups(server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], goal: Goal,
+                preferences: Preferences) -> _Found:
+    allowed = [b for b in usable if preferences.base in (None, b.id)]
+    chosen, reason = choose_point(server, own, allowed, goal)
+    warnings = disorder(chosen, allowed) if isinstance(goal, Latest) else []
+    return _Found(Choice(chosen, None, reason), None, tuple(warnings))
 
 
-def _is_exactly(backup: BackupRecord, goal: AtTime | AtGtid | AtPosition) -> bool:
+def _by_logs(server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], target: Target,
+             preferences: Preferences, history: History, now: datetime) -> _Found:
+    if not usable:
+        raise none_restorable(server, own)
+    rates = {**DEFAULT_RATES, **preferences.rates}
+    archive = Archive(history, usable, now=now, only=preferences.base)
+    by_id = {b.id: b for b in own}
+
+    def cost(base: BackupRecord) -> float:
+        return sum(step.seconds for step in steps(_line(base, by_id), ("",), rates, start=preferences.start,
+                                                  verify=preferences.verify))
+
+    try:
+        aim = archive.aim(target)
+        choice = choose(aim, archive, history.resolver, _manner(preferences, rates), cost)
+        if isinstance(target.goal, AtTime) and aim.stop is not None:
+            choice = with_doubts(choice, aim, history.resolver, target.goal.moment)
+    except (NotFoundError, RefusedError) as error:
+        exact = _exactly(archive, usable, target, preferences.base)
+        if exact is None:
+            raise _with_moments(error, archive, target.goal) from error
+        return _Found(Choice(exact, None, f"the backup's position is exactly {target.goal}"))
+    doubts = [f"not certain: {text}" for text in (choice.replay.doubtful if choice.replay else ())]
+    return _Found(choice, choice.replay.stop if choice.replay else aim.stop, (*aim.remarks, *choice.remarks, *doubts))
+
+
+def _line(base: BackupRecord, by_id: Mapping[str, BackupRecord]) -> tuple[BackupRecord, ...]:
+    """The chain of a restorable backup."""
+    line = [base]
+    while line[-1].kind is BackupKind.PHYSICAL_INCREMENTAL:
+        line.append(by_id[line[-1].parent or ""])
+    return tuple(reversed(line))
+
+
+def _manner(preferences: Preferences, rates: Mapping[str, Rate]) -> Manner:
+    if preferences.replay_with is ReplayMethod.PIPE:
+        return Manner(ReplayMethod.PIPE, "asked for", PIPE_RATE, preferences.exclude)
+    if preferences.no_applier and preferences.replay_with is None:
+        return Manner(ReplayMethod.PIPE, preferences.no_applier, PIPE_RATE, preferences.exclude)
+    return Manner(ReplayMethod.APPLIER, "the server's own applier, in parallel where it can", rates["rolled_forward"],
+                  preferences.exclude)
+
+
+def _exactly(archive: Archive, usable: Sequence[BackupRecord], target: Target, only: str | None
+             ) -> BackupRecord | None:
+    """A backup that is the target without any replay. A place means it only where no other history has the same."""
+    goal = target.goal
+    if isinstance(goal, Latest | AtBackup):
+        return None
+    histories = archive.histories
+    line = histories.descent(histories.branch(target.branch) if target.branch else histories.branches[-1])
+    for backup in reversed(usable):
+        if only in (None, backup.id) and is_exactly(backup, goal):
+            home = histories.branch_of(backup)
+            if home in line or (target.branch is None and (isinstance(goal, AtTime) or len(histories.branches) == 1)):
+                return backup
+    return None
+
+
+def _with_moments(error: NotFoundError | RefusedError, archive: Archive, goal: Goal) -> NotFoundError | RefusedError:
+    """The refusal, with what is recoverable near the target."""
+    found = archive.windows()
+    lines = []
     if isinstance(goal, AtTime):
-        return backup.finished_at == goal.moment
-    if isinstance(goal, AtPosition):
-        return (backup.position.file, backup.position.pos) == (goal.file, goal.pos)
-    return not goal.before and bool(backup.position.gtid) and same_gtid(backup.position.gtid, goal.gtid)
-
-
-def same_gtid(one: str, other: str) -> bool:
-    """Do two GTID sets have the same members, whatever their order and spacing?"""
-    return _members(one) == _members(other)
-
-
-def _members(gtid: str) -> frozenset[str]:
-    return frozenset(member.strip().lower() for member in gtid.split(",") if member.strip())
-
-
-def same_position(one: Position, other: Position) -> bool:
-    """Are both the same place in the history of one server? False when either server wrote no binary log."""
-    if one.gtid and other.gtid:
-        return same_gtid(one.gtid, other.gtid)
-    return bool(one.file) and (one.file, one.pos) == (other.file, other.pos)
-
-
-def _between(usable: Sequence[BackupRecord], goal: AtTime | AtGtid | AtPosition) -> RefusedError:
-    """The refusal of a target that only binary logs could reach, with the nearest points that backups can."""
-    before, after = _neighbours(usable, goal)
-    lines = [
-        *(f"nearest before: {_named(b)}" for b in before),
-        *(f"nearest after:  {_named(b)}" for b in after),
-    ]
+        before = [w for w in found if w.end < goal.moment]
+        after = [w for w in found if w.begin > goal.moment]
+        if before:
+            near = max(before, key=lambda w: w.end)
+            lines.append(f"nearest recoverable before: {_moment(near.end, near, archive)} ({near.reason_end})")
+        if after:
+            near = min(after, key=lambda w: w.begin)
+            lines.append(f"nearest recoverable after:  {_moment(near.begin, near, archive)}")
     if not lines:
-        lines = [f"recoverable: {_named(b)}" for b in usable[-3:]]
-    suggestion = (before or after or [usable[-1]])[0]
-    return RefusedError(
-        f"{goal} is not recoverable: no binary logs are archived, so only the backups themselves are",
-        detail="\n".join(lines),
-        hint=f"ask for one of them by name: --to backup:{suggestion.id}",
-    )
+        lines = [f"recoverable: {format_time(w.begin)} to {_moment(w.end, w, archive)}" for w in found[-3:]]
+    detail = "\n".join([*([error.detail] if error.detail else []), *lines])
+    return type(error)(error.message, detail=detail, hint=error.hint)
 
 
-def _neighbours(
-    usable: Sequence[BackupRecord], goal: AtTime | AtGtid | AtPosition
-) -> tuple[list[BackupRecord], list[BackupRecord]]:
-    """At most one backup on each side, the nearest, where the two can be ordered at all."""
-    key: Sequence[tuple[tuple[int, ...], BackupRecord]]
-    if isinstance(goal, AtTime):
-        wanted: tuple[int, ...] = (_micros(goal.moment),)
-        key = [((_micros(b.finished_at),), b) for b in usable]
-    elif isinstance(goal, AtPosition):
-        base = goal.file.rpartition(".")[0]
-        wanted = (int(goal.file.rpartition(".")[2]), goal.pos)
-        key = [
-            ((int(b.position.file.rpartition(".")[2]), b.position.pos), b)
-            for b in usable
-            if b.position.file and b.position.file.rpartition(".")[0] == base
-        ]
-    else:
-        domain, sequence = _sequence(goal.gtid)
-        wanted = (sequence,)
-        found = [(_sequence(b.position.gtid), b) for b in usable]
-        key = [((number,), b) for (where, number), b in found if where and where == domain]
-    ordered = sorted(key, key=lambda item: item[0])
-    # A before-gtid target lies in front of the place its GTID names, so an equal one is after it.
-    at_or_after = isinstance(goal, AtGtid) and goal.before
-    before = [b for place, b in ordered if place < wanted or (place == wanted and not at_or_after)]
-    after = [b for place, b in ordered if place > wanted or (place == wanted and at_or_after)]
-    return before[-1:], after[:1]
+def _moment(moment: datetime, window: Window, archive: Archive) -> str:
+    present = archive.histories.branches[-1].id
+    return format_time(moment) + (f"@{window.branch}" if window.branch not in ("", present) else "")
 
 
-def _micros(moment: datetime) -> int:
-    return int(moment.timestamp() * 1_000_000)
-
-
-def _sequence(gtid: str) -> tuple[str, int]:
-    """(domain, sequence) of a MariaDB GTID of one domain; ("", 0) when several or of another family."""
-    fields = gtid.split("-")
-    if "," in gtid or len(fields) != 3 or not all(field.isdigit() for field in fields):
-        return "", 0
-    return fields[0], int(fields[2])
-
-
-def _named(backup: BackupRecord) -> str:
-    place = backup.position.gtid or (f"{backup.position.file}:{backup.position.pos}" if backup.position.file else "")
-    return f"backup:{backup.id} (finished {format_time(backup.finished_at)}{', at ' + place if place else ''})"
+def _about_latest(found: _Found, own: Sequence[BackupRecord], usable: Sequence[BackupRecord], now: datetime
+                  ) -> list[str]:
+    warnings = []
+    chosen = found.choice.base
+    age = now - chosen.finished_at
+    if age > _STALE and found.stop is None:
+        warnings.append(f"the newest restorable backup is {format_duration(age.total_seconds())} old")
+    good = {b.id for b in usable}
+    newer = [b for b in own if b.finished_at > chosen.finished_at and b.state is not BackupState.DELETED]
+    damaged = [b.id for b in newer if b.state is BackupState.DAMAGED]
+    torn = [b.id for b in newer if b.state is BackupState.COMPLETE and b.kind is BackupKind.PHYSICAL_INCREMENTAL
+            and b.id not in good]
+    if damaged:
+        warnings.append(f"newer but damaged, not used: {', '.join(damaged)}")
+    if torn:
+        warnings.append(f"newer, but what they build on is damaged or gone, not used: {', '.join(torn)}")
+    return warnings
 
 
 def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -296,41 +256,3 @@ def _destinations(chain: Sequence[BackupRecord], preferred: Sequence[str]) -> tu
     if len(damaged) == len(everywhere):
         warnings = ["every copy of this backup is known to be damaged; the restore names what cannot be read"]
     return tuple(ordered), warnings
-
-
-def _increments(chain: Sequence[BackupRecord]) -> str:
-    count = len(chain) - 1
-    return f"{count} increment{'s' if count != 1 else ''} ({format_size(sum(b.stats.bytes_source for b in chain[1:]))})"
-
-
-def _steps(chain: Sequence[BackupRecord], destinations: Sequence[str], preferences: Preferences) -> tuple[Step, ...]:
-    source = sum(b.stats.bytes_source for b in chain)
-    stored = sum(b.stats.bytes_stored for b in chain)
-    files = sum(b.stats.files for b in chain)
-    datadir = preferences.datadir or "a throw-away directory"
-    several = f" of {len(chain)} backups" if len(chain) > 1 else ""
-    titles = {
-        "fetched": f"fetch {format_size(stored)} from {destinations[0]}, unseal to {format_size(source)} "
-        f"in {files} files{several}",
-        "prepared": "prepare: apply redo" + (f", then {_increments(chain)} in order" if len(chain) > 1 else ""),
-        "restored": f"put the files in place: {datadir}",
-        "started": "start the server, socket only",
-        "verified": "check every table, run the checks, compare with the witness",
-    }
-    if not preferences.start:
-        del titles["started"]
-    if not preferences.verify:
-        del titles["verified"]
-    rates = {**DEFAULT_RATES, **preferences.rates}
-    sizes = [b.stats.bytes_source for b in chain]
-    return tuple(
-        Step(
-            name,
-            title,
-            bytes_of(name, sizes),
-            rates[name].estimate(bytes_of(name, sizes)),
-            rates[name].basis,
-            preferences.commands.get(name, ()),
-        )
-        for name, title in titles.items()
-    )

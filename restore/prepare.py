@@ -7,8 +7,9 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.physical import PhysicalTool
+from backupd.engine.preparation import innodb_place
 from backupd.model.progress import Progress, Report
-from backupd.model.server import Receipts
+from backupd.model.server import Position, Receipts
 from backupd.process.run import run
 
 
@@ -22,8 +23,9 @@ def prepare(
     logs: Path,
     report: Report,
     cancel: Event | None = None,
-) -> None:
-    """Make ``base`` a data directory that a server can be started on.
+) -> Position | None:
+    """Make ``base`` a data directory that a server can be started on; gives the place in the binary log that InnoDB
+    itself names, None where it names none.
 
     ``receipts``: of the last backup applied; ``memory`` in bytes; ``logs``: folder that keeps each step's
     whole stderr (0600). Raises ToolError when a step fails or did not get as far as it had to, DamagedError
@@ -39,6 +41,7 @@ def prepare(
         run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
         told.append(log.read_text(encoding="utf-8", errors="replace"))
     tool.verify_prepared(base, receipts, told)
+    return innodb_place(told)
 
 
 def _teller(report: Report, number: int, total: int) -> Callable[[str], None]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from backupd.model.manifest import BodyFacts
-from backupd.model.server import Flavour, Role
+from backupd.model.server import Flavour, Position, Role
 from backupd.process.redact import redact
 
 _SECRET = re.compile(
@@ -15,15 +15,20 @@ _SECRET = re.compile(
 _ACCOUNT = "MASTER_USER='USER', MASTER_PASSWORD='PASSWORD', MASTER_USE_GTID=slave_pos"
 
 
-def replica_remarks(facts: BodyFacts) -> tuple[str, ...]:
+def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
     """For mode ``replica``: the statements that make the copy of ``facts`` a replica again, as far as they are known.
+    ``position``: where the copy stands, which is further than the backup when binary logs were replayed onto it.
 
     MariaDB keeps host and account of a replication connection in ``master.info`` files, which mariadb-backup does
     not copy; the position is in the table ``mysql.gtid_slave_pos``, which it does. MySQL keeps both in InnoDB tables.
     """
     info = facts.server
     if info.flavour is not Flavour.MARIADB:
-        return ()
+        if position == facts.position:
+            return ()
+        return ("replaying binary logs removed the replication settings that came with the data: set them again with "
+                "CHANGE REPLICATION SOURCE TO; everything up to "
+                + (position.gtid or f"{position.file}:{position.pos}") + " is executed",)
     recorded = " ".join(_SECRET.sub(r"\1'***'", redact(facts.receipts.replica_of)).split())
     found = ["a backup of MariaDB holds no replication settings (master.info is not in it): set them again, as below"]
     if recorded or info.role is Role.REPLICA:
@@ -31,7 +36,6 @@ def replica_remarks(facts: BodyFacts) -> tuple[str, ...]:
             "to follow the source that the backed-up server followed (gtid_slave_pos came with the data): "
             f"CHANGE MASTER TO MASTER_HOST='HOST', {_ACCOUNT}" + (f" -- recorded: {recorded}" if recorded else "")
         )
-    position = facts.position
     host = info.hostname.replace("\\", "").replace("'", "''") or "HOST"
     if position.gtid:
         found.append(

@@ -17,7 +17,7 @@ from backupd.engine.toolset import XTRABACKUP, Row, row_for
 from backupd.model.backup import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.manifest import Body, Header
-from backupd.model.server import Flavour, ServerInfo, Tool
+from backupd.model.server import Flavour, Position, ServerInfo, Tool
 from backupd.model.units import format_size
 from backupd.process.command import Command
 from restore.memory import MIB, choose_memory
@@ -105,9 +105,18 @@ def render_runbook(
             f"## {number}. {title}\n\n{why}\n\n```sh\n{script.strip()}\n```\n"
             for number, (title, why, script) in enumerate(steps, start=1)
         )
+        + (_forward(header.server, facts.position, info) if facts.position.file else "")
         + _TAIL.format(service=row.server[0].removesuffix("d"))
         + (_CONFIG.format(path=layout.config_key(header.server, header.backup_id)) if header.config else "")
     )
+
+
+def _forward(server: str, position: Position, info: ServerInfo) -> str:
+    """How binary logs are applied by hand, for a server that writes one."""
+    reader, client = ("mariadb-binlog", "mariadb") if info.flavour is Flavour.MARIADB else ("mysqlbinlog", "mysql")
+    return _FORWARD.format(
+        server=server, file=position.file, number=position.file.rpartition(".")[2], pos=position.pos, client=client,
+        reader=reader, gtids="" if info.flavour is Flavour.MARIADB else " --skip-gtids")
 
 
 _Step = tuple[str, str, str]
@@ -338,6 +347,27 @@ _TAIL = """
 Start the real service (`systemctl start {service}`) with its own configuration. It must agree with the source's in
 `lower_case_table_names`, `innodb_page_size`, `innodb_data_file_path` and `innodb_undo_tablespaces`. Where SELinux is
 active: `restorecon -R` on the data directory first. Then take a new backup.
+"""
+
+_FORWARD = """
+## To a later moment
+
+Binary logs that were archived since are in `binlogs/{server}/`, a folder for each unbroken history of the server, in
+it one for each piece: `NUMBER-START-END`, bytes of the log file of that number. They are needed from file `{file}` on,
+each whole (`START` 0) or in pieces of which each begins where the one before ends. Put one file together so, under its
+own name:
+
+```
+for part in "$REPOSITORY"/binlogs/{server}/HISTORY/*{number}-START-END/part-*; do gpg -q -d "$part" | zstd -q -d; done
+```
+
+Apply them in one go to a server that was started as in the last step above, before it is stopped there; with
+`--stop-position` (of the last file) or `--stop-datetime` where not everything is wanted:
+
+```
+{reader} --no-defaults{gtids} --start-position={pos} {file} NEXT-FILE ... |
+    {client} --no-defaults --binary-mode --socket="$WORK/run/s.sock"
+```
 """
 
 _CONFIG = """

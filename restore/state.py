@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from backupd.model.errors import RefusedError
 from backupd.model.proof import Phase
+from backupd.model.server import Position
 
 DATADIR_MODE = 0o750
 """Of a data directory that did not exist; an existing one keeps its own."""
@@ -19,16 +20,24 @@ MARKER = ".backupd-restore.json"
 """Lies in the restored data directory: by it the directory is known to be complete."""
 UNKNOWN = "unknown"
 """Instead of the id of a restore, which is never this."""
+WITHOUT = " without "
+"""In a goal: between its place and what is left out."""
+_UNDECIDED = ("fetching", "prepared", "replaying")
+"""Stages in which nothing that is kept depends on where a replay goes."""
+STAGED = (*_UNDECIDED, "replayed")
+"""Stages in which everything lies in the staging folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """What an attempt remembers for the next one.
 
-    ``stage``: ``fetching``, ``prepared``, ``placing`` (in the staging folder), ``placed``, ``finished`` (in
-    the marker). ``moves``: names to move while placing inside, in order. ``phases``: what is over, with time
-    spent by all attempts. ``mode``: the data directory's, to be given back.
-    ``options``: what a server needs to read these files.
+    ``stage``: ``fetching``, ``prepared``, ``replaying``, ``replayed``, ``placing`` (in the staging folder), ``placed``,
+    ``finished`` (in the marker). ``goal``: where binary logs are replayed to and what is left out, "" without a replay;
+    until ``replayed`` another attempt may have another one. ``replay``: what the replay did, once it is over.
+    ``place``: where the prepared files stand in the binary log by their own record. ``moves``: names to move while
+    placing inside, in order. ``phases``: what is over, with time spent by all attempts. ``mode``: the data directory's,
+    to be given back. ``options``: what a server needs to read these files.
     """
 
     restore_id: str
@@ -40,6 +49,9 @@ class State:
     phases: tuple[Phase, ...] = field(default=())
     mode: int = DATADIR_MODE
     options: Mapping[str, str | None] = field(default_factory=dict)
+    goal: str = ""
+    replay: Mapping[str, Any] = field(default_factory=dict)
+    place: Position | None = None
 
     def with_phase(self, phase: Phase) -> Self:
         """``phase`` added, or its time added to what earlier attempts spent on it."""
@@ -49,8 +61,16 @@ class State:
         total = Phase(phase.name, earlier.seconds + phase.seconds, phase.bytes)
         return replace(self, phases=tuple(total if p is earlier else p for p in self.phases))
 
-    def same_work(self, other: State) -> bool:
-        return (self.server, self.chain) == (other.server, other.chain)
+    def same_work(self, asked: State) -> bool:
+        """Is this, found on the disk, what ``asked`` wants done? The same backup, and once binary logs were replayed
+        onto it the same place, or at least the same words for it: what was the latest moment when the restore began
+        goes on being its goal until it is finished."""
+        if (self.server, self.chain) != (asked.server, asked.chain):
+            return False
+        if self.stage in _UNDECIDED or self.goal == asked.goal:
+            return True
+        same_words = self.target == asked.target and _left_out(self.goal) == _left_out(asked.goal)
+        return self.stage != "finished" and bool(self.goal and asked.goal) and same_words
 
     def encode(self) -> bytes:
         document = {
@@ -63,6 +83,9 @@ class State:
             "phases": [[p.name, p.seconds, p.bytes] for p in self.phases],
             "mode": self.mode,
             "options": dict(self.options),
+            "goal": self.goal,
+            "replay": dict(self.replay),
+            "place": self.place.as_json() if self.place else None,
         }
         return (json.dumps(document, sort_keys=True, indent=1) + "\n").encode("ascii")
 
@@ -79,7 +102,14 @@ class State:
             phases=tuple(Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"]),
             mode=int(data["mode"]),
             options={str(name): value for name, value in data["options"].items()},
+            goal=str(data.get("goal", "")),  # documents of restores that were begun before there were replays
+            replay=dict(data.get("replay", {})),
+            place=Position.from_json(data["place"]) if data.get("place") else None,
         )
+
+
+def _left_out(goal: str) -> str:
+    return goal.partition(WITHOUT)[2]
 
 
 def read_document(path: Path) -> State | None:

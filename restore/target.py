@@ -28,6 +28,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d.*", re.DOTALL)
 _POSITION = re.compile(r"(?P<file>[^\s/\\:@]+\.\d{1,10}):(?P<pos>\d{1,19})")
 _MARIADB_GTID = re.compile(r"\d+-\d+-\d+(?:,\d+-\d+-\d+)*")
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_SEVERAL = r":\d+-\d+$|:\d+:\d+"
 _MYSQL_GTID = re.compile(
     rf"{_UUID}(?::[A-Za-z_]\w*)?(?::\d+(?:-\d+)?)+(?:,{_UUID}(?::[A-Za-z_]\w*)?(?::\d+(?:-\d+)?)+)*"
 )
@@ -140,6 +141,17 @@ def _parse_goal(text: str) -> Goal:
     raise UsageError(f"target {text!r} is not understood" if text else "the target is empty", hint=_HINT)
 
 
+def one_gtid(text: str) -> str:
+    """The GTID of a single transaction, without blanks. Raises UsageError."""
+    compact = re.sub(r"\s+", "", text)
+    is_gtid = _MARIADB_GTID.fullmatch(compact) or _MYSQL_GTID.fullmatch(compact)
+    if not is_gtid or "," in compact or re.search(_SEVERAL, compact):
+        raise UsageError(
+            f"{text!r} is not the GTID of one transaction",
+            hint="MariaDB: 0-1-100 (domain-server-sequence), MySQL: <uuid>:100; `backupd binlog search` finds them")
+    return compact.lower()
+
+
 def _gtid(text: str, *, before: bool) -> AtGtid:
     compact = re.sub(r"\s+", "", text)
     if not (_MARIADB_GTID.fullmatch(compact) or _MYSQL_GTID.fullmatch(compact)):
@@ -147,7 +159,7 @@ def _gtid(text: str, *, before: bool) -> AtGtid:
             f"target: {text!r} is not a GTID",
             hint="MariaDB: gtid:0-1-100 (domain-server-sequence), MySQL: gtid:<uuid>:1-100",
         )
-    if before and ("," in compact or re.search(r":\d+-\d+$|:\d+:\d+", compact)):
+    if before and ("," in compact or re.search(_SEVERAL, compact)):
         raise UsageError(
             f"target before-gtid: {text!r} names more than one transaction",
             hint="before-gtid: takes one transaction, the one that must not be applied",

@@ -1,10 +1,11 @@
 """The main job from end to end, on a database server of its own.
 
 Starts a private MariaDB with sample data, takes a full backup and an increment, damages the server, restores the chain
-onto a fresh one, shows that what was lost is back, backs up again to show what is shared, proves the newest backup by a
-test restore, lets the service take a backup by itself, and asks what retention would do. All of it is done by the
-``backupd`` command line; whatever was started is stopped and removed at the end. The last line on stdout is one JSON
-object.
+onto a fresh one, shows that what was lost is back, backs up again to show what is shared, and proves the newest backup
+by a test restore. Then the service works by itself: it takes a backup and follows the binary log while orders come in.
+Somebody deletes all orders; the statement is found in the archived log, and the server is restored to right before it.
+All of it is done by the ``backupd`` command line; whatever was started is stopped and removed at the end. The last line
+on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from backupd.model.clock import format_time
 from tests.support import sample
 from tests.support.keys import Keys, operator_keys
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer, connect, query
@@ -44,6 +47,7 @@ restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch, memo
 """
 POLICY = """\
 physical: {full: "0 2 * * sun", incremental: every 1m}
+binlog: {checkpoint: 2s}
 destinations: {required: [local]}
 retention:
   local: {keep_fulls: 1}
@@ -114,22 +118,42 @@ class CommandLine:
         return subprocess.Popen([PROGRAM, *words], env=self._env, stdin=subprocess.DEVNULL, text=True)
 
 
-def watch_the_service(backupd: CommandLine, known: str) -> Any:
-    """Run the service until it has taken an increment that nobody asked for; gives that job's document."""
-    with backupd.start("serve") as service:
+def increment_of_the_service(backupd: CommandLine, known: str) -> Any:
+    """The document of a job by which the service took an increment that nobody asked for; None while there is none."""
+    for job in json.loads(backupd.quietly("jobs", SERVER, "--json")):
+        if job["leg"] == "physical.incremental" and job["state"] == "succeeded" and job["result"] != known:
+            return job
+    return None
+
+
+def until(answer: Callable[[], Any], what: str, seconds: float = 180) -> Any:
+    """Ask until the answer is a true one; gives it."""
+    give_up = time.monotonic() + seconds
+    while not (found := answer()):
+        if time.monotonic() > give_up:
+            raise DemoFailedError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.5)
+    return found
+
+
+@contextlib.contextmanager
+def service(backupd: CommandLine) -> Iterator[None]:
+    """`backupd serve` works while the block does."""
+    with backupd.start("serve") as process:
         try:
-            give_up = time.monotonic() + 180
-            while time.monotonic() < give_up:
-                for job in json.loads(backupd.quietly("jobs", SERVER, "--json")):
-                    if job["leg"] == "physical.incremental" and job["state"] == "succeeded" and job["result"] != known:
-                        return job
-                if service.poll() is not None:
-                    raise DemoFailedError(f"the service ended with {service.returncode}")
-                time.sleep(1)
-            raise DemoFailedError("the service took no backup within three minutes")
+            yield
+            if process.poll() is not None:
+                raise DemoFailedError(f"the service ended with {process.returncode}")
         finally:
-            service.terminate()
-            service.wait()
+            process.terminate()
+            process.wait()
+
+
+def order_in_a_hurry(source: PrivateServer, number: int) -> None:
+    """``number`` customers order, each in a transaction of its own."""
+    for each in range(number):
+        source.execute(f"INSERT INTO shop.returns VALUES ({100_000 + each}, 'came in by itself')",
+                       f"UPDATE shop.orders SET note = 'in a hurry' WHERE id = {5000 + each}")
 
 
 @contextlib.contextmanager
@@ -186,7 +210,7 @@ def inodes_of(base: Path, backup_id: str) -> set[int]:
 def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dict[str, Any]:
     """All steps; returns the closing JSON object. Raises DemoFailedError at the first thing that is wrong."""
     step(1, "A server with data")
-    begin = time.monotonic()
+    begin, begun_at = time.monotonic(), format_time(datetime.now(UTC))
     source.create_backup_users()
     sample.create(source, size)
     source.settle()
@@ -289,15 +313,50 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
         f"source's witness in {proof['seconds']:.1f} s",
     )
 
-    step(9, "By itself: the service takes the next increment when its time comes")
-    by_itself = watch_the_service(backupd, increment["id"])
-    say(f"job {by_itself['id']} ({by_itself['leg']}, due {by_itself['due_at']}) made {by_itself['result']}")
-    backupd.show("jobs", SERVER)
+    step(9, "By itself: the service follows the binary log, and takes the next increment when its time comes")
+    with service(backupd):
+        by_itself = until(lambda: increment_of_the_service(backupd, increment["id"]), "an increment by the service")
+        say(f"job {by_itself['id']} ({by_itself['leg']}, due {by_itself['due_at']}) made {by_itself['result']}")
+        backupd.show("jobs", SERVER)
 
-    step(10, "What did the service's retention keep, and why?")
+        step(10, "Orders come in; somebody forgets the WHERE; orders come in")
+        order_in_a_hurry(source, 300)
+        with source.connect() as connection:
+            sums_before = sample.checksum_everything(connection)
+        say("SQL> DELETE FROM shop.orders")
+        gone = source.scalar("SELECT COUNT(*) FROM shop.orders")
+        source.execute("DELETE FROM shop.orders", "INSERT INTO shop.returns VALUES (999999, 'after the accident')")
+        moment = format_time(datetime.now(UTC))
+        begin = time.monotonic()
+        until(lambda: json.loads(backupd.quietly("timeline", SERVER, "--json"))["latest"] > moment,
+              "the archive reaches the accident", 60)
+        say(f"{gone} orders are gone; {time.monotonic() - begin:.1f} s later everything up to then is recoverable")
+        backupd.show("timeline", SERVER)
+
+    step(11, "Which statement was it? Restore to right before it")
+    words = ("binlog", "search", SERVER, "--table", "shop.orders", "--kind", "delete", "--since", begun_at)
+    backupd.show(*words)
+    bad = max(json.loads(backupd.quietly(*words, "--json")), key=lambda one: sum(c["rows"] for c in one["changes"]))
+    saved = base / "saved" / "data"
+    saved.parent.mkdir()
+    backupd.show("plan", SERVER, "--to", bad["restore_before"], "--datadir", str(saved))
+    begin = time.monotonic()
+    outcome = backupd.ask("restore", SERVER, "--to", bad["restore_before"], "--datadir", str(saved), "--start")
+    replay_seconds = time.monotonic() - begin
+    with stopped_at_the_end(outcome["started"]["pid"]):
+        phases = ", ".join(f"{phase['name']} {phase['seconds']:.1f} s" for phase in outcome["phases"])
+        say(f"a server runs on {saved} after {replay_seconds:.1f} s: {phases}")
+        with contextlib.closing(connect(outcome["started"]["socket"])) as fresh:
+            expect(query(fresh, "SELECT COUNT(*) FROM shop.orders") == [(gone,)], f"all {gone} orders are back")
+            expect(
+                sample.checksum_everything(fresh) == sums_before,
+                f"the checksums of all {len(sums_before)} tables equal the source's right before the DELETE",
+            )
+
+    step(12, "What did the service's retention keep, and why?")
     backupd.show("retention", SERVER)
 
-    step(11, "Is what is stored still what was stored?")
+    step(13, "Is what is stored still what was stored?")
     backupd.show("verify")
     backupd.show("fsck")
     return {
@@ -306,6 +365,8 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
         "data_bytes": data,
         "backups": [first["id"], increment["id"], second["id"], by_itself["result"]],
         "restore_seconds": round(restore_seconds, 3),
+        "restored_before": bad["gtid"],
+        "point_in_time_seconds": round(replay_seconds, 3),
         "linked_files": shared,
         "tables_compared": proof["tables_compared"],
         "second_backup_new_bytes": second["bytes_new"],

@@ -16,9 +16,14 @@
     held/<server>/<id>.json                         backup kept on purpose
     held/<server>/server.json                       nothing of this server is deleted
     held/all/servers.json                           nothing at all is deleted
+    binlogs/<server>/<branch>/branch.json           what one history of a server is
+    binlogs/<server>/<branch>/<segment>/segment.json             the commit point of a binary log, or of a piece of one
+    binlogs/<server>/<branch>/<segment>/part-<n>.zst.gpg         its bytes, sealed
+    binlogs/<server>/<branch>/<segment>/index-<n>.zst.gpg        its transactions, sealed
 
 An object is named ``<identity: 64 hex>-<first 16 hex of the SHA-256 of its stored bytes>``, so two different byte
-strings never share a name.
+strings never share a name. A segment's folder is called ``<file number, 10 digits>-<first byte, 12>-<byte after the
+last, 12>``, so that a branch lists in log order.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DamagedError, DestinationError, UsageError
 from backupd.model.hold import EVERY_SERVER
 from backupd.model.ids import is_id, is_name
@@ -41,6 +47,7 @@ TOMBSTONES = "tombstones/"
 QUARANTINE = "quarantine/"
 MARKS = "marks/"
 HELD = "held/"
+BINLOGS = "binlogs/"
 
 MANIFEST = "manifest.json"
 BODY = "body.jsonl.zst.gpg"
@@ -49,6 +56,8 @@ CONFIG = "config.tar.zst.gpg"
 RUNBOOK = "RUNBOOK.md"
 FILES = "files"
 PARTIAL = ".partial"
+BRANCH = "branch.json"
+SEGMENT = "segment.json"
 
 SEALED = ".zst.gpg"
 _PARTS = ".parts"
@@ -59,6 +68,8 @@ _NAME_MAX = 255
 _OBJECT = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 _HELD_ALL = HELD + "all/servers.json"
 _HELD_SERVER = "server.json"
+_SEGMENT = re.compile(r"(\d{10})-(\d{12})-(\d{12})")
+_SEALED_LOG = re.compile(r"(?:part|index)-\d{5,}\.zst\.gpg")
 _KEY_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -159,6 +170,69 @@ def backup_of(key: str) -> tuple[str, str] | None:
         return None
     server, backup_id = parts[1], parts[2].removesuffix(".json")
     return (server, backup_id) if is_name(server) and is_id(backup_id) else None
+
+
+# Binary logs
+
+def binlogs_folder(server: str) -> str:
+    return f"{BINLOGS}{_server(server)}/"
+
+
+def branch_folder(server: str, branch: str) -> str:
+    return f"{binlogs_folder(server)}{_id(branch)}/"
+
+
+def branch_key(server: str, branch: str) -> str:
+    return branch_folder(server, branch) + BRANCH
+
+
+def file_prefix(server: str, branch: str, number: int) -> str:
+    """What the keys of all segments of one file begin with."""
+    return f"{branch_folder(server, branch)}{_digits(number, 10)}-"
+
+
+def segment_folder(server: str, key: SegmentKey) -> str:
+    if not key.start < key.end:
+        raise UsageError(f"bytes {key.start} to {key.end} are no part of a binary log")
+    return f"{file_prefix(server, key.branch, key.number)}{_digits(key.start, 12)}-{_digits(key.end, 12)}/"
+
+
+def segment_key(server: str, key: SegmentKey) -> str:
+    return segment_folder(server, key) + SEGMENT
+
+
+def part_name(index: int) -> str:
+    """Name inside a segment's folder."""
+    return f"part-{index:05d}{SEALED}"
+
+
+def index_name(index: int) -> str:
+    """Name inside a segment's folder."""
+    return f"index-{index:05d}{SEALED}"
+
+
+def is_sealed_log(name: str) -> bool:
+    """Is ``name`` one that ``part_name`` or ``index_name`` gives?"""
+    return _SEALED_LOG.fullmatch(name) is not None
+
+
+def segment_of(key: str) -> tuple[str, SegmentKey, str] | None:
+    """(server, segment, name in its folder) of a key below a segment, None for anything else."""
+    parts = key.split("/")
+    if len(parts) != 5 or parts[0] + "/" != BINLOGS or not is_name(parts[1]) or not is_id(parts[2]):
+        return None
+    found = _SEGMENT.fullmatch(parts[3])
+    if found is None or int(found[2]) >= int(found[3]):
+        return None
+    return parts[1], SegmentKey(parts[2], int(found[1]), int(found[2]), int(found[3])), parts[4]
+
+
+def branch_of(key: str) -> tuple[str, str] | None:
+    """(server, branch) whose description lies under ``key``, None for anything else."""
+    parts = key.split("/")
+    if len(parts) != 4 or parts[0] + "/" != BINLOGS or parts[3] != BRANCH:
+        return None
+    return (parts[1], parts[2]) if is_name(parts[1]) and is_id(parts[2]) else None
 
 
 # Trees
@@ -287,7 +361,14 @@ def _server(name: str) -> str:
     return name
 
 
+def _digits(number: int, count: int) -> str:
+    text = f"{number:0{count}d}"
+    if number < 0 or len(text) > count:
+        raise UsageError(f"{number} cannot be in the name of an archived binary log: 0 to {10**count - 1} can")
+    return text
+
+
 def _id(text: str) -> str:
     if not is_id(text):
-        raise UsageError(f"{text!r} is not the id of a backup, restore or job")
+        raise UsageError(f"{text!r} is not the id of a backup, restore, job or branch")
     return text

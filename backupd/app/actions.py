@@ -10,9 +10,10 @@ from backupd.app import retention, verification
 from backupd.app.backups import take_backup
 from backupd.app.jobs import live
 from backupd.app.keys import issue_due
-from backupd.app.restores import test_restore
+from backupd.app.proving import test_restore
 from backupd.app.run import JobRun, Result
 from backupd.app.wiring import Wiring, owner
+from backupd.app.witnesses import take_witness
 from backupd.model.backup import BackupKind
 from backupd.model.errors import BackupdError, DamagedError, RefusedError
 from backupd.model.job import JobKind
@@ -85,8 +86,15 @@ def of_verification(outcome: verification.VerifyOutcome) -> Result:
     if not outcome.ok:
         lines = [f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}" for damage in outcome.damages]
         problem = DamagedError(f"{len(lines)} damages were found in stored backups", lines,
-                               hint="the next backup stores damaged objects afresh; take a full one now")
+                               hint="the next backup stores damaged objects afresh, so take a full one now; a binary "
+                                    "log is read from another destination, or what it held is a gap: backupd timeline")
     return Result("", outcome.bytes, problem=problem)
+
+
+def _witness(wiring: Wiring, run: JobRun) -> Result:
+    begun = time.monotonic()
+    witness_id = take_witness(wiring, run)
+    return Result(witness_id, phases=(Phase("witness", time.monotonic() - begun),))
 
 
 def _challenge(wiring: Wiring, run: JobRun) -> Result:
@@ -110,4 +118,5 @@ _ACTIONS: Mapping[JobKind, Action] = {
     JobKind.VERIFY: _verify,
     JobKind.RETENTION: _retention,
     JobKind.CHALLENGE: _challenge,
+    JobKind.WITNESS: _witness,
 }

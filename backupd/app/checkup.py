@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from backupd.app import holds, keys, queuewatch
 from backupd.app.forecast import room
 from backupd.app.settings import ServerSettings
+from backupd.app.streamreport import STOPPED
 from backupd.app.wiring import Wiring
+from backupd.backup.binarylog import SUBJECT, Streaming
 from backupd.backup.finding import Finding, error, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.model.backup import BackupKind
+from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError
-from policies.lint import advice, crowds, not_yet_active, settings_not_yet_active
+from policies.contradictions import distances
+from policies.lint import advice, crowds, not_yet_active, settings_not_yet_active, streams
+from policies.schema import Policy
 from storage.destination import Destination
 
 _SEVERITIES = ("error", "warning", "ok")
+_NO_STREAM = "is the service running, and the server not paused? `backupd serve` streams it"
+SILENT = timedelta(minutes=1)
+"""A stream writes a row every few seconds."""
 
 
 def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
@@ -67,9 +76,32 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         gnupg_home=settings.encryption.gnupg_home, recipients=settings.encryption.recipients, spool=settings.spool,
         new_destinations=frozenset(d.name for d in destinations if not wiring.holds_backups(d.name)),
         restore_gnupg_home=settings.restore.gnupg_home if settings.restore else None,
-        secret_files=_secret_files(server), programs=settings.programs,
+        secret_files=_secret_files(server), programs=settings.programs, streaming=_streaming(server.policy),
         expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None))
-    return preflight(spec, now=wiring.clock()) + found
+    return preflight(spec, now=wiring.clock()) + stream_findings(wiring, server) + found
+
+
+def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
+    """Is the binary log that the policy asks for streamed now?"""
+    if not streams(server.policy):
+        return []
+    found = wiring.catalog.binlogs.stream_state(server.name)
+    if found is None:
+        return [warning(SUBJECT, f"the binary log of {server.name} has never been streamed", _NO_STREAM)]
+    row, at = found
+    if row["state"] == STOPPED or wiring.clock() - at > SILENT:
+        return [warning(SUBJECT, f"the binary log of {server.name} has not been streamed since {format_time(at)}",
+                        _NO_STREAM)]
+    troubles = [str(row["error"]), str(row["trouble"]),
+                *(f"{name}: {one['error']}" for name, one in sorted(row["destinations"].items()) if one["error"])]
+    return [warning(SUBJECT, f"the stream of {server.name} is {row['state']}: {text}",
+                    "it is tried again all the time, and goes on where it was") for text in troubles if text]
+
+
+def _streaming(policy: Policy) -> Streaming | None:
+    if not streams(policy):
+        return None
+    return Streaming(distances(policy.physical.full)[1] if policy.physical is not None else None)
 
 
 def _secret_files(server: ServerSettings) -> tuple[Path, ...]:

@@ -22,11 +22,14 @@ from backupd.app.jobs import abandon_dead
 from backupd.app.logs import say
 from backupd.app.missed import BUSY, CLOCK_MOVED, NOT_RUNNING
 from backupd.app.notify import Notifier
+from backupd.app.objectives import ObjectivesWatch
 from backupd.app.onwatch import LostError, OnWatch
 from backupd.app.queuewatch import QueueWatch
 from backupd.app.schedule import AlarmClock
 from backupd.app.settings import Settings, load_settings
 from backupd.app.signals import Signals, Waker, Wishes
+from backupd.app.streamwatch import StreamWatch
+from backupd.app.timeline import timeline
 from backupd.app.timetable import Timetable
 from backupd.app.wiring import Wiring
 from backupd.app.worker import Worker
@@ -80,6 +83,7 @@ class Daemon:
         self._clockwatch = ClockWatch(wiring.clock)
         self._housekeeper = Housekeeper(wiring.clock(), wiring.settings.configuration.timezone)
         self._queue = QueueWatch()
+        self._objectives = ObjectivesWatch(timeline)
         self._refreshed = 0.0
         self._trouble = ""
         self._why = NOT_RUNNING
@@ -90,15 +94,16 @@ class Daemon:
             if not self._go_on_watch(watch):
                 return 0
             worker = stack.enter_context(Worker(self._wiring))
+            streams = stack.enter_context(StreamWatch(self._wiring))
             alarm = stack.enter_context(AlarmClock(self._waker.wake))
             self._begin()
             while not self._wishes.stops:
                 try:
-                    self._round(worker, alarm, watch)
+                    self._round(worker, streams, alarm, watch)
                 except LostError as lost:
-                    return self._lost(worker, lost)
+                    return self._lost(worker, streams, lost)
                 self._waker.wait(min(TICK, (self._notifier.watchdog_seconds or TICK * 2) / 2))
-            return self._end(worker)
+            return self._end(worker, streams)
 
     # -- the beginning
 
@@ -141,10 +146,10 @@ class Daemon:
 
     # -- the rounds
 
-    def _round(self, worker: Worker, alarm: AlarmClock, watch: OnWatch) -> None:
+    def _round(self, worker: Worker, streams: StreamWatch, alarm: AlarmClock, watch: OnWatch) -> None:
         """Look at everything once. Raises LostError when another service has taken over."""
         if self._wishes.take_reload():
-            self._reload(worker)
+            self._reload(worker, streams)
         jump = self._clockwatch.look()
         if jump is not None:
             self._tell_jump(jump)
@@ -187,6 +192,7 @@ class Daemon:
             worker.wake()
         alarm.set(self._timetable.coming())
         self._housekeeper.look(self._wiring, now)
+        self._objectives.look(self._wiring, now)
 
     def _tell_jump(self, jump: Jump) -> None:
         if jump.slept and not jump.step:
@@ -201,7 +207,7 @@ class Daemon:
 
     # -- settings
 
-    def _reload(self, worker: Worker | None) -> None:
+    def _reload(self, worker: Worker | None, streams: StreamWatch | None = None) -> None:
         """Go by the files as they are now, or say why not and go on as before. Without ``worker``: not on watch yet, or
         only just."""
         self._notifier.reloading()
@@ -222,6 +228,8 @@ class Daemon:
             self._wiring = replace(self._wiring, settings=new)
             if worker is not None:
                 worker.reload(self._wiring)
+            if streams is not None:
+                streams.reload(self._wiring)
             message = f"the configuration was reloaded: {difference(old, new)}"
             say("config-reloaded", message)
             _tell_unused(new)
@@ -236,14 +244,15 @@ class Daemon:
 
     # -- the end
 
-    def _lost(self, worker: Worker, lost: LostError) -> int:
+    def _lost(self, worker: Worker, streams: StreamWatch, lost: LostError) -> int:
         """The catalog is another service's: what runs here is ended, and the rest is left to the other one."""
         say("daemon-stopped", str(lost), level=logging.ERROR)
         self._notifier.stopping(str(lost))
+        streams.stop()
         worker.stop()
         return 1
 
-    def _end(self, worker: Worker) -> int:
+    def _end(self, worker: Worker, streams: StreamWatch) -> int:
         worker.hold(True)
         self._notifier.stopping("waiting for running jobs")
         say("daemon-stopping", f"{worker.running()} jobs are running")
@@ -251,6 +260,7 @@ class Daemon:
         while worker.running() and self._wishes.stops < 2 and time.monotonic() < deadline:
             self._waker.wait(min(0.5, deadline - time.monotonic()))
             self._notifier.alive()
+        streams.stop()
         if not worker.stop():
             say("daemon-stopped", "the catalog did not answer to the end", level=logging.ERROR)
             return 1

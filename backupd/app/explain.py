@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from backupd.app.forecast import Forecast, forecast
 from backupd.app.holds import findings
-from backupd.app.outlook import SPAN, PlannedRun, Typical, ahead, planned_runs
+from backupd.app.outlook import SPAN, PlannedRun, Typical, ahead, planned_runs, streamed, untold
 from backupd.app.retention import preview
 from backupd.app.schedule import legs_of
 from backupd.app.wiring import Wiring
@@ -25,9 +25,9 @@ from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, ConfigurationError, RefusedError
 from backupd.model.units import format_duration
 from backupd.retention.decisions import Decisions
-from backupd.retention.view import View
+from backupd.retention.view import BinlogRun, View
 from policies.explain import explain
-from policies.lint import advice, crowds, not_yet_active
+from policies.lint import advice, crowds, not_yet_active, streams
 from policies.load import read_policy, unknown_destinations
 from policies.schema import Policy
 
@@ -65,7 +65,8 @@ def explain_file(path: Path, server: str, *, now: datetime) -> Explanation:
     """The policy file alone, for a server of any name. Raises ConfigurationError with every problem of the file."""
     policy = _policy(path)
     zone = policy.timing.timezone or "UTC"
-    empty = {name: View(server, name, ()) for name in _places(policy)}
+    empty = {name: View(server, name, (), runs=streamed((), now) if streams(policy) else ())
+             for name in _places(policy)}
     texts = (*advice(policy), *not_yet_active(policy))
     return _explained(path.stem, policy, server, zone, now, empty, texts, Typical())
 
@@ -81,8 +82,8 @@ def explain_here(wiring: Wiring, path: Path, server: str | None) -> Explanation:
     now = wiring.clock()
     zone = policy.timing.timezone or settings.configuration.timezone
     today = {decisions.destination: decisions for decisions in preview(changed, name, now=now)}
-    start = {place: View(name, place, tuple(one.backup for one in today[place].backups), hold=today[place].hold)
-             for place in _places(policy)}
+    start = {place: View(name, place, tuple(one.backup for one in today[place].backups), hold=today[place].hold,
+                         runs=_logs(policy, today[place], now)) for place in _places(policy)}
     texts = [*advice(policy, settings.configuration), *not_yet_active(policy, settings.configuration),
              *crowds(settings.configuration, changed.settings.policies)]
     texts += _slow(wiring, name, policy)
@@ -98,6 +99,12 @@ def explain_here(wiring: Wiring, path: Path, server: str | None) -> Explanation:
     typical = _typical(wiring.catalog.backups.list(name))
     found = _explained(path.stem, policy, name, zone, now, start, tuple(texts), typical)
     return replace(found, today=tuple(one for one in today.values() if one.backups), forecasts=tuple(forecasts))
+
+
+def _logs(policy: Policy, today: Decisions, now: datetime) -> tuple[BinlogRun, ...]:
+    """The binary logs that stay, and go on where the policy streams them."""
+    kept = [one.run for one in today.runs if one.keep]
+    return streamed(kept, now) if streams(policy) else untold(kept)
 
 
 def _policy(path: Path, known: Mapping[str, object] | None = None) -> Policy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, from_error, warning
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.binlog import Run
 from backupd.model.errors import BackupdError
 from backupd.model.units import format_size
 from backupd.recovery.growth import SECONDS_A_DAY, Filling, Growth, Tenant, days_until_full, fit
@@ -83,10 +84,13 @@ def forecast(wiring: Wiring, destination: str) -> Forecast | None:
     for record in wiring.catalog.backups.list():
         if any(copy.destination == destination for copy in record.copies):
             here.setdefault(record.server, []).append(record)
-    space = wiring.destination(destination).space() if here else None
+    logged = [server for server in wiring.catalog.binlogs.servers()
+              if wiring.catalog.binlogs.runs(server, destination)]
+    space = wiring.destination(destination).space() if here or logged else None
     if space is None:
         return None
-    parts = [_part(server, records, destination, now) for server, records in sorted(here.items())]
+    parts = [_part(server, here.get(server, ()), wiring.catalog.binlogs.runs(server, destination), destination, now)
+             for server in sorted({*here, *logged})]
     tenants = [Tenant(part.stored, part.added, _has_rules(wiring, part.server, destination), part.growth)
                for part in parts]
     return Forecast(destination, now, space.free, tuple(parts), days_until_full(tenants, space.free))
@@ -104,7 +108,8 @@ def room(wiring: Wiring, destination: str) -> list[Finding]:
                     "give it more room, or keep less: `backupd policy explain` previews other rules")]
 
 
-def _part(server: str, records: Sequence[BackupRecord], destination: str, now: datetime) -> ServerGrowth:
+def _part(server: str, records: Sequence[BackupRecord], runs: Sequence[Run], destination: str, now: datetime,
+          ) -> ServerGrowth:
     """Shared objects are counted with the backup that stored them first; when that is gone, the largest of those that
     are left tells the least that must be there."""
     fulls = [(record.started_at, record.stats.bytes_source) for record in records
@@ -117,7 +122,15 @@ def _part(server: str, records: Sequence[BackupRecord], destination: str, now: d
     newer = recent if len(recent) < len(records) else sorted(recent, key=lambda record: record.started_at)[1:]
     since = min((record.started_at for record in records), default=now)
     days = max(1.0, min(RECENT, now - since).total_seconds() / SECONDS_A_DAY)
-    return ServerGrowth(server, fit(fulls), stored, sum(record.stats.bytes_new for record in newer) / days)
+    logs = sum(run.stored for run in runs)
+    added = sum(record.stats.bytes_new for record in newer) / days + logs / _days_of(runs)
+    return ServerGrowth(server, fit(fulls), stored + logs, added)
+
+
+def _days_of(runs: Iterable[Run]) -> float:
+    """In how many days these binary logs were written."""
+    moments = [at for run in runs for at in (run.first_at, run.last_at, run.confirmed_at) if at is not None]
+    return max(1.0, (max(moments) - min(moments)).total_seconds() / SECONDS_A_DAY) if moments else 1.0
 
 
 def _has_rules(wiring: Wiring, server: str, destination: str) -> bool:

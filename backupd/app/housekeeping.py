@@ -13,11 +13,12 @@ from backupd.app.jobs import prune
 from backupd.app.logs import say
 from backupd.app.schedule import next_runs
 from backupd.app.wiring import Wiring
+from backupd.app.witnesses import forget_old
 from backupd.model.errors import BackupdError
 
 DAILY = "30 4 * * *"
 EVENTS_KEPT = timedelta(days=400)
-"""How long events stay in the catalog."""
+"""How long events, and how far destinations were behind, stay in the catalog."""
 
 
 def keep_house(wiring: Wiring) -> None:
@@ -25,7 +26,9 @@ def keep_house(wiring: Wiring) -> None:
     try:
         gone = prune(wiring)
         wiring.catalog.events.forget(wiring.clock() - EVENTS_KEPT)
+        wiring.catalog.lags.forget(wiring.clock() - EVENTS_KEPT)
         remind(wiring)
+        forget_old(wiring)
         say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
     except BackupdError as error:
         say("housekeeping-failed", str(error), level=logging.WARNING)

@@ -13,7 +13,7 @@ from backupd.model.clock import format_time
 from backupd.model.job import JobKind
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
-from backupd.retention.view import Stored, View
+from backupd.retention.view import BinlogRun, Stored, View
 from policies.schema import Keep
 
 SPAN = timedelta(days=14)
@@ -66,6 +66,17 @@ def ahead(view: View, keep: Keep | None, runs: Sequence[PlannedRun], *, until: d
         elif run.kind is JobKind.RETENTION:
             view = _expired(view, solve(view, keep, now=run.at, zone=zone))
     return solve(view, keep, now=until + typical.duration, zone=zone)
+
+
+def untold(runs: Iterable[BinlogRun]) -> tuple[BinlogRun, ...]:
+    """Binary logs by their times alone: of backups that do not exist yet nobody knows the place in them."""
+    return tuple(replace(run, branch="", first=0, last=0) for run in runs)
+
+
+def streamed(runs: Iterable[BinlogRun], now: datetime) -> tuple[BinlogRun, ...]:
+    """The same when the binary log is streamed all the time: the newest goes on, and where there is none one begins."""
+    *older, newest = sorted(untold(runs), key=lambda run: run.last_at) or [BinlogRun("the binary log", now, now)]
+    return (*older, replace(newest, last_at=now + 2 * SPAN))
 
 
 def _expired(view: View, decisions: Decisions) -> View:

@@ -1,31 +1,30 @@
-"""The way back: plan, restore, test restore. Resolve from the catalog, execute without it, record."""
+"""The way back: plan and restore. Resolve from the catalog, execute without it, record. ``proving`` tests it."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from backupd.app.dependence import require_keys
 from backupd.app.settings import ServerSettings
+from backupd.app.targets import history
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.model.backup import BackupRecord
-from backupd.model.errors import BackupdError, CancelledError, DamagedError, NotFoundError, RefusedError
+from backupd.model.binlog import ReplayMethod
+from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError
 from backupd.model.ids import new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.progress import Report
-from backupd.model.proof import Check, Phase, Proof
-from backupd.recovery.chains import restorable
+from backupd.model.proof import Phase, Witness
 from restore import executor
-from restore.checks import examine
 from restore.executor import RestoreOutcome, RestoreSpec
 from restore.plan import Plan, Rate
 from restore.planner import Preferences, make_plan
-from restore.proof import make_proof
-from restore.scratch import ScratchSpec, scratch_instance
+from restore.points import same_gtid
 from restore.staging import unfinished
-from restore.target import parse_target
+from restore.target import AtTime, one_gtid, parse_target
 from storage.destination import Destination
 
 MODES = ("new-server", "replica")
@@ -33,17 +32,38 @@ _NO_BYTES = 1e18
 """Bytes a second for a phase whose time does not depend on the size."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How binary logs are replayed. ``exclude``: GTIDs of transactions to leave out; ``replay_with``: the method, None
+    for the planner's choice."""
+
+    exclude: tuple[str, ...] = ()
+    replay_with: ReplayMethod | None = None
+
+    @classmethod
+    def of(cls, exclude: Sequence[str], replay_with: str | None) -> Wishes:
+        """Raises UsageError for what is not the GTID of one transaction."""
+        return cls(tuple(dict.fromkeys(one_gtid(text) for text in exclude)),
+                   ReplayMethod(replay_with) if replay_with else None)
+
+
+NO_WISHES = Wishes()
+
+
 def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *, start: bool = False,
-         verify: bool = False) -> Plan:
-    """What a restore to ``target`` would do. Moves nothing. Raises UsageError, NotFoundError, RefusedError."""
+         verify: bool = False, wishes: Wishes = NO_WISHES, base: str | None = None) -> Plan:
+    """What a restore to ``target`` would do, from the backup ``base`` where one is given. Moves nothing. Raises
+    UsageError, NotFoundError, RefusedError; and where a sealed index has to be read, KeyUnusableError, DamagedError."""
     server = wiring.settings.server(server_name)
     records = wiring.catalog.backups.list(server_name)
+    objectives = server.policy.objectives if server.usable else None
     try:
         found = make_plan(
-            server_name, _within_reach(wiring, records), parse_target(target),
+            server_name, within_reach(wiring, records), parse_target(target),
             Preferences(destinations=(*server.required, *server.others), rates=measured_rates(wiring, server_name),
-                        datadir=datadir, start=start, verify=verify),
-            now=wiring.clock())
+                        datadir=datadir, start=start, verify=verify, rto=objectives.rto if objectives else None,
+                        replay_with=wishes.replay_with, exclude=wishes.exclude, base=base),
+            now=wiring.clock(), history=history(wiring, server))
     except NotFoundError as error:
         error.detail = "\n".join([*([error.detail] if error.detail else []), *_left_out(wiring, records)])
         raise
@@ -52,7 +72,7 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
 
 
 def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool, mode: str,
-            report: Report) -> RestoreOutcome:
+            report: Report, wishes: Wishes = NO_WISHES) -> RestoreOutcome:
     """Restore into ``datadir``, or go on with what an interrupted call left there.
 
     Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
@@ -60,20 +80,22 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
     if mode not in MODES:
         raise RefusedError(f"mode {mode} is not known to this version", hint=f"use one of {', '.join(MODES)}")
     server = wiring.settings.server(server_name)
-    chosen = plan(wiring, server_name, _going_on(server_name, target, datadir), datadir, start=start)
+    wanted, base = _going_on(server_name, target, datadir)
+    chosen = plan(wiring, server_name, wanted, datadir, start=start, wishes=wishes, base=base)
     settings = wiring.settings.needs_restore()
     require_keys(wiring, server_name, chosen.chain)
     record = wiring.catalog.backups.get(chosen.backup_id)
     row = _begin(wiring, chosen, datadir)
     spec = RestoreSpec(
-        restore_id=row.id, server=server_name, target=target, chain=chosen.chain, moment=record.finished_at,
-        datadir=datadir, owner=server.owner, start=start, replica=mode == "replica", checks=_statements(server),
-        witness=wiring.catalog.witnesses.of_backup(record.id), workers=worker_count(),
-        memory_cap=settings.scratch.memory, programs=wiring.settings.programs)
+        restore_id=row.id, server=server_name, target=target, chain=chosen.chain, replay=chosen.replay,
+        moment=moment_of(chosen, record), datadir=datadir, owner=server.owner, start=start, replica=mode == "replica",
+        checks=statements(server), witness=_witness_at_the_end(wiring, chosen, record), workers=worker_count(),
+        templates=templates(wiring), memory_cap=settings.scratch.memory, programs=wiring.settings.programs)
     try:
         outcome = executor.execute(
-            spec, destinations=_sources(wiring, chosen), unsealer=wiring.unsealer(), clock=wiring.clock,
-            report=report, on_phase=lambda phase: _note(wiring, row.id, phase))
+            spec, destinations=sources(wiring, chosen), archives=archives(wiring, chosen),
+            unsealer=wiring.unsealer(), clock=wiring.clock, report=report,
+            on_phase=lambda phase: _note(wiring, row.id, phase))
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt | CancelledError)
         text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
@@ -84,68 +106,48 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
     return outcome
 
 
-def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) -> Proof:
-    """Restore onto a throw-away server, ask it everything, keep the proof; a failure is a proof too.
-
-    ``target`` may be ``random``: any complete backup. Raises only what makes a test impossible to begin: UsageError,
-    NotFoundError, ConfigurationError.
-    """
-    server = wiring.settings.server(server_name)
-    if target == "random":
-        target = f"backup:{_any_backup(wiring, server_name).id}"
-    chosen = plan(wiring, server_name, target, None, start=True, verify=True)
-    settings = wiring.settings.needs_restore()
-    unsealer = wiring.unsealer()
-    record = wiring.catalog.backups.get(chosen.backup_id)
-    phases: list[Phase] = []
-    checks: list[Check] = []
-    started_at, compared, trouble, obstacle = wiring.clock(), 0, "", ""
-    scratch = ScratchSpec(
-        scratch_id=new_id(started_at), server=server_name, chain=chosen.chain, path=settings.scratch.path,
-        max_bytes=settings.scratch.max_bytes, memory=settings.scratch.memory, workers=worker_count(),
-        owner=server.owner, programs=wiring.settings.programs)
-    try:
-        require_keys(wiring, server_name, chosen.chain)
-        with scratch_instance(scratch, destinations=_sources(wiring, chosen), unsealer=unsealer, clock=wiring.clock,
-                              report=report, on_phase=phases.append) as copy:
-            begun = wiring.clock()
-            checks, compared = examine(
-                copy.connection, statements=_statements(server), target=record.finished_at,
-                witness=wiring.catalog.witnesses.of_backup(record.id), position=record.position,
-                workers=worker_count(), report=report)
-            full = wiring.catalog.backups.get(chosen.chain[0])
-            phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), full.stats.bytes_source))
-    except DamagedError as error:
-        trouble = str(error)
-    except BackupdError as error:
-        obstacle = str(error)
-    proof = make_proof(
-        proof_id=scratch.scratch_id, server=server_name, backup_id=record.id, target=target, started_at=started_at,
-        finished_at=wiring.clock(), phases=phases, checks=checks, tables_compared=compared, error=trouble,
-        obstacle=obstacle)
-    wiring.catalog.proofs.add(proof)
-    return proof
-
-
-def _going_on(server: str, target: str, datadir: Path) -> str:
-    """The target, or, where an interrupted restore to the very same target waits in ``datadir``, its backup: a newer
-    backup that came meanwhile must not keep it from being finished."""
+def _going_on(server: str, target: str, datadir: Path) -> tuple[str, str | None]:
+    """The target, and the backup to begin from. Where an interrupted restore to the very same target waits in
+    ``datadir``, its backup: a newer one that came meanwhile must not keep it from being finished."""
     earlier = unfinished(datadir)
     if earlier is None or (earlier.server, earlier.target) != (server, target):
-        return target
-    return f"backup:{earlier.chain[-1]}"
+        return target, None
+    return (target, earlier.chain[-1]) if earlier.goal else (f"backup:{earlier.chain[-1]}", None)
 
 
-def _statements(server: ServerSettings) -> tuple[str, ...]:
+def moment_of(chosen: Plan, record: BackupRecord) -> datetime:
+    """The moment that the restored data is of."""
+    goal = parse_target(chosen.target).goal
+    if isinstance(goal, AtTime):
+        return goal.moment
+    return (chosen.until.at if chosen.until else None) or record.finished_at
+
+
+def _witness_at_the_end(wiring: Wiring, chosen: Plan, record: BackupRecord) -> Witness | None:
+    """A witness of the very place that is restored."""
+    if chosen.replay is None:
+        return wiring.catalog.witnesses.of_backup(record.id)
+    stop = chosen.replay.stop
+    taken = wiring.catalog.witnesses.between(chosen.server, record.started_at, wiring.clock())
+    return next((witness for witness in taken if (witness.position.file, witness.position.pos) == (stop.file, stop.pos)
+                 and same_gtid(witness.position.gtid, stop.gtids)), None)
+
+
+def templates(wiring: Wiring) -> Path:
+    """Where empty systems of servers are kept, which replays begin with."""
+    return wiring.settings.spool / "templates"
+
+
+def archives(wiring: Wiring, chosen: Plan) -> list[Destination]:
+    """Destinations that may hold binary logs of the plan, those with the backup first."""
+    holding = [run.destination for run in wiring.catalog.binlogs.runs(chosen.server)] if chosen.replay else []
+    names = [*chosen.destinations, *(name for name in holding if name in wiring.settings.destinations)]
+    return [wiring.destination(name) for name in dict.fromkeys(names)]
+
+
+def statements(server: ServerSettings) -> tuple[str, ...]:
     tests = server.policy.test_restore if server.usable else None  # a broken policy must not keep from restoring
     return tuple(check.sql for check in tests.checks) if tests else ()
-
-
-def _any_backup(wiring: Wiring, server: str) -> BackupRecord:
-    usable = restorable(_within_reach(wiring, wiring.catalog.backups.list(server)))
-    if not usable:
-        raise NotFoundError(f"server {server} has no restorable backup", hint=f"`backupd backups {server}` shows them")
-    return random.choice(usable)  # noqa: S311  a lottery, not a secret
 
 
 def _begin(wiring: Wiring, chosen: Plan, datadir: Path) -> RestoreRecord:
@@ -153,7 +155,9 @@ def _begin(wiring: Wiring, chosen: Plan, datadir: Path) -> RestoreRecord:
     restores = wiring.catalog.restores
     restores.abandon_dead(owner_is_alive, wiring.clock())
     for row in restores.list(chosen.server, datadir=str(datadir), limit=1):
-        if row.state in (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED) and row.backup_id == chosen.backup_id:
+        over = row.state in (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
+        same = row.backup_id == chosen.backup_id and (chosen.replay is None or row.target == chosen.target)
+        if over and same:
             return restores.resume(row.id, owner())
     row = RestoreRecord(
         id=new_id(wiring.clock()), server=chosen.server, backup_id=chosen.backup_id, target=chosen.target,
@@ -166,11 +170,11 @@ def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:
     wiring.catalog.restores.phase_done(restore_id, phase)
 
 
-def _sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
+def sources(wiring: Wiring, chosen: Plan) -> list[Destination]:
     return [wiring.destination(name) for name in chosen.destinations]
 
 
-def _within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
+def within_reach(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
     """``records`` without copies at destinations that are not configured any more."""
     configured = wiring.settings.destinations
     return tuple(replace(record, copies=tuple(copy for copy in record.copies if copy.destination in configured))

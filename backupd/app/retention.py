@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from backupd.app.adopt import adopt_unknown
 from backupd.app.deletion import DELETED, mark_copy, reconcile, sweep_locked
 from backupd.app.keeping import holds_of, kept_anywhere
+from backupd.app.logretention import Archive, Cleared, archive, clear, settled, stranded
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupRecord, BackupState
@@ -41,14 +42,17 @@ _QUIET = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """``marked``: ids per destination; ``held``: what a sweep left alone, and why."""
+    """``marked``: ids per destination; ``cleared``: what went of the binary logs; ``held``: what was left alone, and
+    why."""
 
     decisions: tuple[Decisions, ...]
     marked: dict[str, tuple[str, ...]] = field(default_factory=dict)
     held: tuple[str, ...] = ()
+    cleared: dict[str, Cleared] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return {"marked": {name: list(ids) for name, ids in self.marked.items()}, "held": list(self.held),
+                "binlogs": {name: one.as_json() for name, one in self.cleared.items()},
                 "destinations": [decisions.as_json() for decisions in self.decisions]}
 
 
@@ -61,7 +65,9 @@ def preview(wiring: Wiring, server: str, *, now: datetime, future: Sequence[Stor
     records = wiring.catalog.backups.list(server)
     if server not in wiring.settings.servers and not records:
         wiring.settings.server(server)
-    return tuple(_decide(wiring, server, name, records, now, future) for name in _places(wiring, server, records))
+    logs = archive(wiring, server, records)
+    return tuple(_decide(wiring, server, name, records, now, future, logs)
+                 for name in _places(wiring, server, records))
 
 
 def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> Applied:
@@ -86,20 +92,24 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
                 if _holds(known, name):
                     troubles.append(error)
         records = wiring.catalog.backups.list(server)
-        decided = [(destination, _decide(wiring, server, destination.name, records, wiring.clock(), ()))
+        logs = archive(wiring, server, records)
+        decided = [(destination, _decide(wiring, server, destination.name, records, wiring.clock(), (), logs))
                    for destination in opened]
         if not really:
             _refuse_mass(wiring, [decisions for _destination, decisions in decided], run)
         expired: dict[str, tuple[str, ...]] = {}
+        cleared: dict[str, Cleared] = {}
         for destination, decisions in decided:
             run.check()
             run.fence()
             _tell_stopped(wiring, decisions, run)
             expired[destination.name] = _mark_expired(wiring, destination, decisions, records)
             held += sweep_locked(wiring, destination).held
+            cleared[destination.name] = clear(wiring, destination, decisions, run)
+            held += cleared[destination.name].held
         if troubles:
             raise troubles[0]
-        return Applied(tuple(decisions for _destination, decisions in decided), expired, tuple(held))
+        return Applied(tuple(decisions for _destination, decisions in decided), expired, tuple(held), cleared)
 
 
 def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: JobRun) -> bool:
@@ -113,22 +123,28 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
         reconcile(wiring, destination)
         # First of all what the failed run left: a mark needs room, too.
         removed = sweep_locked(wiring, destination).backups
+        decided: list[Decisions] = []
+        logs = 0
         for server in wiring.catalog.backups.servers():
             run.check()
             records = wiring.catalog.backups.list(server)
-            decisions = _decide(wiring, server, destination_name, records, wiring.clock(), ())
+            decisions = _decide(wiring, server, destination_name, records, wiring.clock(), (),
+                                archive(wiring, server, records))
             try:
                 _refuse_mass(wiring, [decisions], run)
             except RefusedError:
                 continue  # told as an event; the other servers may have enough to give
             _tell_stopped(wiring, decisions, run)
             _mark_expired(wiring, destination, decisions, records)
+            logs += clear(wiring, destination, decisions, run).bytes
+            decided.append(decisions)
         waived: list[str] = []
         for chain in _expired_chains(wiring, destination):
             if needed_bytes and _free(destination) >= needed_bytes:
                 break
             run.check()
             waived += sweep_locked(wiring, destination, at_once=chain).backups
+            logs += sum(clear(wiring, destination, decisions, run).bytes for decisions in decided)
         if waived:
             wiring.catalog.events.add(Event(
                 at=wiring.clock(), kind="grace-waived", severity=Severity.WARNING, server=run.job.server,
@@ -137,7 +153,7 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
                         "their grace period", detail=", ".join(waived),
                 hint=f"give {destination_name} more room, or keep less there"))
         # What the failed run itself left behind was collected, too, and is no room that was not there before.
-        return _free(destination) >= needed_bytes if needed_bytes else bool(removed or waived)
+        return _free(destination) >= needed_bytes if needed_bytes else bool(removed or waived or logs)
 
 
 def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
@@ -148,7 +164,8 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
     told = []
     for server in wiring.catalog.backups.servers():
         records = wiring.catalog.backups.list(server)
-        decisions = _decide(wiring, server, error.destination, records, wiring.clock(), ())
+        decisions = _decide(wiring, server, error.destination, records, wiring.clock(), (),
+                            archive(wiring, server, records))
         told += [f"{server}: {one.backup.id} stays: {one.reasons[0]}" for one in decisions.kept[:_MANY]]
         told += [f"{server}: and {len(decisions.kept) - _MANY} more"] if len(decisions.kept) > _MANY else []
         if decisions.expired:
@@ -212,8 +229,8 @@ def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:
     return destination
 
 
-def _decide(wiring: Wiring, server: str, place: str, records: Iterable[BackupRecord], now: datetime,
-            future: Sequence[Stored]) -> Decisions:
+def _decide(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], now: datetime,
+            future: Sequence[Stored], logs: Archive) -> Decisions:
     settings = wiring.settings
     zone = settings.configuration.timezone
     keep: Keep | None = None
@@ -227,19 +244,21 @@ def _decide(wiring: Wiring, server: str, place: str, records: Iterable[BackupRec
         keep, zone = policy.retention.get(place), policy.timing.timezone or zone
     reading, building = _in_use(wiring, server, place)
     kept = kept_anywhere(wiring)
-    view = View(server, place, (*_stored(wiring, server, place, records, kept), *future), being_read=reading,
-                built_on=building, unconfigured=unconfigured,
-                hold="; ".join(hold.text for hold in holds_of(kept, server)))
-    return solve(view, keep, now=now, zone=ZoneInfo(zone))
+    view = View(server, place, (*_stored(wiring, server, place, records, kept, logs), *future),
+                runs=logs.at(place, records), branches=logs.branches, being_read=reading, built_on=building,
+                unconfigured=unconfigured, hold="; ".join(hold.text for hold in holds_of(kept, server)))
+    return settled(wiring, solve(view, keep, now=now, zone=ZoneInfo(zone)), logs.branches)
 
 
-def _stored(wiring: Wiring, server: str, place: str, records: Iterable[BackupRecord], kept: Kept) -> tuple[Stored, ...]:
+def _stored(wiring: Wiring, server: str, place: str, records: Iterable[BackupRecord], kept: Kept, logs: Archive,
+            ) -> tuple[Stored, ...]:
     proved, restored = _proofs(wiring, server)
     return tuple(
         Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
                usable=copy.state == "complete", pinned=(server, record.id) in kept.backups,
                proved_at=proved.get(record.id), restored_at=restored.get(record.id),
-               marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored)
+               marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored,
+               place=logs.places.get(record.id))
         for record in records for copy in record.copies if copy.destination == place)
 
 
@@ -294,13 +313,17 @@ def _refuse_mass(wiring: Wiring, found: Iterable[Decisions], run: JobRun) -> Non
         if len(decisions.expired) > _MANY and 2 * len(decisions.expired) > alive:
             share = f"{len(decisions.expired)} of {alive} backups of {decisions.server}"
             told.append((decisions, f"{share} at destination {decisions.destination} would expire at once"))
+        elif len(points := stranded(decisions)) > _MANY:
+            logs = f"the binary logs behind {len(points)} backups of {decisions.server} that stay"
+            told.append((decisions, f"{logs} at destination {decisions.destination} would go at once"))
     if not told:
         return
     server = told[0][0].server
     hint = (f"look at them: backupd retention {server}; if that is right, backupd retention {server} --apply --really "
             "lets them go")
     for decisions, text in told:
-        _refuse(wiring, decisions, run, text, ", ".join(one.backup.id for one in decisions.expired), hint)
+        names = [one.backup.id for one in decisions.expired] or stranded(decisions)
+        _refuse(wiring, decisions, run, text, ", ".join(names), hint)
     raise RefusedError("retention was not applied: more than half of what there is would go",
                        detail="\n".join(text for _decisions, text in told), hint=hint)
 

@@ -83,7 +83,7 @@ class Leg:
 
 _KINDS = {"physical.full": JobKind.FULL, "physical.incremental": JobKind.INCREMENTAL,
           "test_restore": JobKind.TEST_RESTORE, "verify": JobKind.VERIFY, "retention": JobKind.RETENTION,
-          "challenge": JobKind.CHALLENGE}
+          "challenge": JobKind.CHALLENGE, "witness": JobKind.WITNESS}
 
 
 def former_leg(server: str, leg: str, rhythm: str, other: str | None) -> Leg:
@@ -119,6 +119,8 @@ def legs_of(policy: Policy, server: str, zone: str) -> tuple[Leg, ...]:
                          arguments={"target": policy.test_restore.target}))
     if policy.verify is not None:
         found.append(leg("verify", policy.verify.schedule, JobKind.VERIFY, arguments={"subset": policy.verify.subset}))
+    if policy.witness.schedule:
+        found.append(leg("witness", policy.witness.schedule, JobKind.WITNESS))
     if policy.retention:
         found.append(leg("retention", HOUSEKEEPING, JobKind.RETENTION))
     return tuple(found)

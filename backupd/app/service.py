@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,25 @@ from backupd.app.holds import Held, Paused
 from backupd.app.jobs import run_here
 from backupd.app.keys import Issued, KeyState, answer, challenge
 from backupd.app.keys import keys as list_keys
-from backupd.app.restores import plan, restore, test_restore
+from backupd.app.logstatus import LogStatus, status
+from backupd.app.proving import test_restore
+from backupd.app.restores import Wishes, plan, restore
 from backupd.app.retention import Applied
+from backupd.app.search import Found, search
 from backupd.app.settings import held_settings, load_settings
+from backupd.app.timeline import timeline
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.binlog import ChangeKind
 from backupd.model.challenge import Challenge
 from backupd.model.errors import BackupdError
 from backupd.model.hold import Hold, HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.progress import Report
 from backupd.model.proof import Proof
+from backupd.recovery.timeline import Timeline
 from backupd.retention.decisions import Decisions
 from backupd.transfer.manifestio import load_header, load_side_file
 from restore.executor import RestoreOutcome
@@ -158,12 +165,16 @@ class Service:
         """What a policy file, in use or not yet, does to a server of this installation."""
         return explain_here(self._wiring, policy, server)
 
-    def plan(self, server: str, target: str, datadir: Path | None) -> Plan:
-        return plan(self._wiring, server, target, datadir)
+    def plan(self, server: str, target: str, datadir: Path | None, *, exclude: Sequence[str] = (),
+             replay_with: str | None = None) -> Plan:
+        return plan(self._wiring, server, target, datadir, wishes=Wishes.of(exclude, replay_with))
 
     def restore(self, server: str, target: str, datadir: Path, start: bool, report: Report,
-                mode: str = "new-server") -> RestoreOutcome:
-        return restore(self._wiring, server, target, datadir, start=start, mode=mode, report=report)
+                mode: str = "new-server", *, exclude: Sequence[str] = (), replay_with: str | None = None,
+                ) -> RestoreOutcome:
+        """``exclude``: GTIDs of transactions to leave out; ``replay_with``: ``applier`` or ``pipe``."""
+        return restore(self._wiring, server, target, datadir, start=start, mode=mode, report=report,
+                       wishes=Wishes.of(exclude, replay_with))
 
     def test_restore(self, server: str, target: str, report: Report) -> Proof:
         self._wiring.settings.server(server)
@@ -207,3 +218,15 @@ class Service:
                 errors.append(error)
         raise errors[0]
 
+    def binlog_status(self, server: str | None) -> tuple[LogStatus, ...]:
+        """Of all servers that stream or ever did, without ``server``."""
+        return status(self._wiring, server)
+
+    def search_binlogs(self, server: str, *, tables: Sequence[str] = (), kinds: Sequence[ChangeKind] = (),
+                       since: datetime | None = None, until: datetime | None = None, gtid: str | None = None,
+                       limit: int | None = None, branch: str | None = None) -> Iterator[Found]:
+        return search(self._wiring, server, tables=tables, kinds=kinds, since=since, until=until, gtid=gtid,
+                      limit=limit, branch=branch)
+
+    def timeline(self, server: str) -> Timeline:
+        return timeline(self._wiring, server)

@@ -10,6 +10,7 @@ from typing import Any
 from backupd.app.adopt import adopt_unknown
 from backupd.app.deletion import sweep_destination
 from backupd.app.jobs import abandon_dead
+from backupd.app.logcheck import examine_logs, repair_logs, verify_logs
 from backupd.app.wiring import Wiring, worker_count
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.errors import DestinationError, NotFoundError
@@ -26,24 +27,26 @@ from storage.destination import Destination
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutcome:
-    """``backups`` that were looked at, ``objects`` and ``bytes`` re-read, and every damage found."""
+    """``backups`` that were looked at, ``objects`` and ``bytes`` re-read, and every damage found; ``binlogs``: copies
+    of archived binary logs that were looked at."""
 
     backups: tuple[str, ...]
     objects: int
     bytes: int
     damages: tuple[Damage, ...]
+    binlogs: int = 0
 
     @property
     def ok(self) -> bool:
         return not self.damages
 
     def as_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "backups": list(self.backups), "objects": self.objects, "bytes": self.bytes,
-                "damages": [damage.as_json() for damage in self.damages]}
+        return {"ok": self.ok, "backups": list(self.backups), "binlogs": self.binlogs, "objects": self.objects,
+                "bytes": self.bytes, "damages": [damage.as_json() for damage in self.damages]}
 
 
 def verify(wiring: Wiring, server: str | None, subset: float | None, report: Report) -> VerifyOutcome:
-    """Re-read the stored bytes of all backups (of ``server``) at every destination.
+    """Re-read the stored bytes of all backups and binary logs (of ``server``) at every destination.
 
     ``subset``: share of the objects to read, 0 to 1; the share changes every day, so that as many days read all.
     Damaged objects are quarantined (the next backup stores their content afresh) and the copies that need them marked.
@@ -52,12 +55,13 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
         wiring.settings.server(server)
     seen: set[str] = set()
     results: list[Scrubbed] = []
+    binlogs = 0
     usable = wiring.usable_destinations()
     for destination in usable:
         headers, damages = _headers(destination, server)
         turns = max(1, round(1 / subset)) if subset else 1
-        scrubbed = scrub(destination, headers, report=report, workers=worker_count(8), turns=turns,
-                         turn=wiring.clock().toordinal() % turns)
+        turn = wiring.clock().toordinal() % turns
+        scrubbed = scrub(destination, headers, report=report, workers=worker_count(8), turns=turns, turn=turn)
         names = {header.backup_id for header in headers} | {name for item in damages for name in item.backups}
         found = _still_there(destination, (*damages, *scrubbed.damages, *_missing(wiring, destination, server, names)))
         found = _record(wiring, destination, names, found, whole=turns == 1)
@@ -65,9 +69,13 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
             _release(destination, headers, found)
         seen |= names
         results.append(Scrubbed(scrubbed.objects, scrubbed.bytes, found))
+        logs, count = verify_logs(wiring, destination, server, report=report, workers=worker_count(8), turns=turns,
+                                  turn=turn)
+        results.append(logs)
+        binlogs += count
     results.append(Scrubbed(0, 0, _out_of_reach(wiring, server, {destination.name for destination in usable})))
     return VerifyOutcome(tuple(sorted(seen)), sum(r.objects for r in results), sum(r.bytes for r in results),
-                         tuple(damage for r in results for damage in r.damages))
+                         tuple(damage for r in results for damage in r.damages), binlogs)
 
 
 def _headers(destination: Destination, server: str | None) -> tuple[list[Header], list[Damage]]:
@@ -201,16 +209,19 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
         if mend:
             before = [*examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
                       *_marks(wiring, destination)]
+            before += examine_logs(wiring, destination)
             adopt_unknown(wiring, destination)
+            repair_logs(wiring, destination)
             sweep_destination(wiring, destination)
             after = repair(destination, _views(wiring, destination), clock=wiring.clock, read_body=body)
-            left = {(item.invariant, item.subject) for item in after.left}
+            remaining = [*after.left, *examine_logs(wiring, destination)]
+            left = {(item.invariant, item.subject) for item in remaining}
             repaired += [(destination.name, item) for item in before if (item.invariant, item.subject) not in left]
-            found += [(destination.name, item) for item in after.left]
+            found += [(destination.name, item) for item in remaining]
         else:
             found += [(destination.name, item) for item in (
                 *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
-                *_marks(wiring, destination))]
+                *_marks(wiring, destination), *examine_logs(wiring, destination))]
     found += _unreachable(wiring)
     return FsckOutcome(tuple(found), tuple(repaired))
 
@@ -242,10 +253,15 @@ def _unreachable(wiring: Wiring) -> list[tuple[str, Finding]]:
     """Copies that the catalog expects at destinations that are not there."""
     usable = {destination.name for destination in wiring.usable_destinations()}
     records: tuple[BackupRecord, ...] = wiring.catalog.backups.list()
+    binlogs = wiring.catalog.binlogs
+    logs = [(server, name) for server in binlogs.servers()
+            for name in sorted({run.destination for run in binlogs.runs(server)} - usable)]
+    gone = "which is not configured, not mounted or no repository"
     return [
-        (copy.destination, Finding(Invariant.BACKUP_HAS_MANIFEST, record.id,
-                                   f"the catalog expects this backup of {record.server} at destination "
-                                   f"{copy.destination}, which is not configured, not mounted or no repository",
-                                   repairable=False))
-        for record in records for copy in record.copies if copy.destination not in usable
+        *((name, Finding(Invariant.SEGMENT_IS_STORED, server, f"the catalog expects binary logs of {server} at "
+                         f"destination {name}, {gone}", repairable=False)) for server, name in logs),
+        *((copy.destination, Finding(Invariant.BACKUP_HAS_MANIFEST, record.id,
+                                     f"the catalog expects this backup of {record.server} at destination "
+                                     f"{copy.destination}, {gone}", repairable=False))
+          for record in records for copy in record.copies if copy.destination not in usable),
     ]

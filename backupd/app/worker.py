@@ -8,43 +8,36 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from backupd.app.admission import may_start
 from backupd.app.jobs import abandon_dead, close, mark_stopped, policy_of, repetition
 from backupd.app.logs import log_path, say
+from backupd.app.offspring import HeldSettings, Offspring, open_log, start
 from backupd.app.pulse import DAEMON_STOP, HANG_WATCH
 from backupd.app.wiring import Wiring, owner
 from backupd.model.errors import BackupdError, RefusedError, ToolError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobRecord, JobState
 from backupd.model.units import format_duration
-from backupd.process.command import Command
 from backupd.process.family import kill_family
 from backupd.process.pipeline import describe_exit
 from backupd.process.runtime import runtime_directory
-from backupd.process.stderr import StderrReader
-from backupd.process.supervise import Child, spawn, stop
 
 GRACE = 10.0
 """Seconds that a job has to unwind before its whole process tree is killed."""
 TICK = 1.0
 """Seconds between looks at the catalog."""
 _ABANDON_SECONDS = 15.0
-_TAIL_LINES = 30
 
 _STEP = 0.05
 """Seconds between looks while the worker ends."""
@@ -61,9 +54,7 @@ class _Running:
     last heartbeat that was seen; ``still``: for how many watched seconds it has been the last one."""
 
     job: JobRecord
-    child: Child
-    stderr: StderrReader
-    settings: Path
+    process: Offspring
     asked: float | None = None
     killed: bool = False
     stopping: bool = False
@@ -81,8 +72,7 @@ class Worker:
         self._awake = threading.Event()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="worker", daemon=True)
-        self._file: Path | None = None
-        self._files: set[Path] = set()
+        self._held_settings = HeldSettings()
         self._owner = owner(next(_numbers))
         self._next_abandon = 0.0
         self._next_start = 0.0
@@ -113,7 +103,7 @@ class Worker:
     def reload(self, wiring: Wiring) -> None:
         """Go by these settings from the next job on; what runs goes on."""
         self._wiring = wiring
-        self._file = None
+        self._held_settings.changed()
         self.wake()
 
     def stop(self) -> bool:
@@ -133,16 +123,16 @@ class Worker:
         self._thread.join(self._grace)
         if self._thread.is_alive():  # the catalog holds it up, or somebody does not hear
             for one in list(self._running):
-                one.child.send(signal.SIGTERM)
+                one.process.child.send(signal.SIGTERM)
             self._thread.join(max(self._grace, GRACE))
         left = list(self._running)
         if not self._thread.is_alive() or not left:
             return not self._thread.is_alive()
         for one in left:
             mark_stopped(self._wiring, one.job)
-            kill_family(one.child.pid)
+            kill_family(one.process.child.pid)
         for one in left:
-            one.child.wait(self._grace)
+            one.process.child.wait(self._grace)
         say("worker-trouble", f"the catalog does not answer: {len(left)} jobs were killed and are running by its rows; "
             "they are queued again when the service starts", level=logging.ERROR)
         return False
@@ -207,62 +197,26 @@ class Worker:
                 hint="look at the service's limits (open files, processes, memory) and at the journal"))
         else:
             self._running.append(one)
-            say("job-process", f"process {one.child.pid} runs {job.kind}", server=job.server, job=job.id)
+            say("job-process", f"process {one.process.child.pid} runs {job.kind}", server=job.server, job=job.id)
 
     def _started(self, job: JobRecord) -> _Running:
-        settings = self._held_file()
-        here = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-        command = Command((sys.executable, "-P", "-m", "backupd", "run-job", job.id, "--token", str(job.token),
-                           "--config", str(self._wiring.settings.file), "--settings", str(settings)), env=here)
-        with ExitStack() as both, ExitStack() as ours:
-            ear, mouth = os.pipe2(os.O_CLOEXEC)
-            both.callback(os.close, mouth)
-            ours.callback(os.close, ear)
-            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            both.callback(os.close, nothing)
-            child = spawn(command, stdin=nothing, stdout=nothing, stderr=mouth)
-            ours.callback(stop, [child], polite_seconds=0.0)
-            stderr = StderrReader(["backupd"], [ear], log=self._log(job))
-            stderr.start()
-            ours.pop_all()  # the reader closes the ear
-            return _Running(job, child, stderr, settings, beat=job.heartbeat_at)
-
-    def _held_file(self) -> Path:
-        """A file with the settings in force: the job goes by what was valid, not by what its files say by now."""
-        if self._file is None or not self._file.exists():
-            self._file = self._wiring.settings.hold(runtime_directory())
-            self._files.add(self._file)
-        return self._file
-
-    def _let_go(self) -> None:
-        """Remove settings that are not in force any more and that no job uses."""
-        used = {self._file, *(one.settings for one in self._running)}
-        for file in [file for file in self._files if file not in used]:
-            file.unlink(missing_ok=True)
-            self._files.remove(file)
-
-    def _log(self, job: JobRecord) -> Path | None:
-        """Where its process may complain before it has a log of its own."""
-        path = log_path(self._wiring.settings, job.id)
-        try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-        except OSError:
-            return None  # its process finds the same, and says so
-        return path
+        settings = self._wiring.settings
+        process = start(settings, self._held_settings.file(settings), "run-job", job.id, "--token", str(job.token),
+                        log=open_log(log_path(settings, job.id)))
+        return _Running(job, process, beat=job.heartbeat_at)
 
     def _watch(self) -> None:
         """Raises the first of what went wrong, once every job was looked at."""
         troubles: list[Exception] = []
         for one in list(self._running):
             try:
-                code = one.child.poll()
+                code = one.process.ended()
                 if code is not None:
                     self._ended(one, code)
                     self._running.remove(one)
             except Exception as error:  # noqa: BLE001  raised below; one job's trouble must not be the others'
                 troubles.append(error)
-        self._let_go()
+        self._held_settings.let_go(one.process.settings for one in self._running)
         rows = {job.id: job for job in self._wiring.catalog.jobs.list(state=JobState.RUNNING)}
         for one in self._running:
             row = rows.pop(one.job.id, None)
@@ -272,7 +226,7 @@ class Worker:
                 self._ask_to_stop(one)
             elif one.asked is not None and time.monotonic() - one.asked > self._grace:
                 one.killed = True
-                kill_family(one.child.pid)
+                kill_family(one.process.child.pid)
         self._looked = time.monotonic()
         for row in rows.values():
             if row.owner == self._owner:
@@ -308,10 +262,9 @@ class Worker:
         except RefusedError:
             return  # it has just ended
         finally:
-            one.child.send(signal.SIGTERM)
+            one.process.child.send(signal.SIGTERM)
 
     def _ended(self, one: _Running, code: int) -> None:
-        one.stderr.finish()
         row = self._wiring.catalog.jobs.get(one.job.id)
         if row.state is JobState.RUNNING:
             if one.stopping and not row.cancel_by:
@@ -327,7 +280,7 @@ class Worker:
 
     def _verdict(self, one: _Running, row: JobRecord, code: int) -> tuple[JobState, BackupdError]:
         """What became of a job whose process ended without a word to the catalog."""
-        tail = one.stderr.tail(0, _TAIL_LINES)
+        tail = one.process.last_words()
         how = describe_exit(code)
         hint = "run it again; whatever it left at a destination is removed by the next run"
         if one.asked is not None and row.cancel_by:

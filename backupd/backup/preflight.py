@@ -17,6 +17,7 @@ from datetime import datetime
 from io import BytesIO
 from pathlib import Path
 
+from backupd.backup.binarylog import Streaming, examine_binary_log
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.location import examine_location
 from backupd.engine.client import Connection, Session
@@ -45,7 +46,8 @@ class PreflightSpec:
     that once did and is empty now must never be. ``secret_files``: option and password files that nobody
     else should read. ``expected_new_bytes``: what recent backups stored anew, if there were any.
     ``restore_gnupg_home``: where test restores find decryption keys, if they run on this machine.
-    ``programs``: paths of tools that are not searched.
+    ``programs``: paths of tools that are not searched. ``streaming``: what is asked of the binary log; None without
+    a stream.
     """
 
     server: str
@@ -59,6 +61,7 @@ class PreflightSpec:
     secret_files: tuple[Path, ...] = ()
     expected_new_bytes: int | None = None
     programs: Mapping[str, str] = field(default_factory=dict)
+    streaming: Streaming | None = None
 
 
 def preflight(spec: PreflightSpec, *, now: datetime) -> list[Finding]:
@@ -82,12 +85,14 @@ def preflight(spec: PreflightSpec, *, now: datetime) -> list[Finding]:
 def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
     try:
         with spec.connection.connect() as session:
-            grants = _grants(session, found)
+            grants = _grants(session, found, binlog=spec.streaming is not None)
             probed = examine(session, tolerant=True)
             found.append(_described(spec, probed))
             found += examine_location(session, probed.info)
             found += _clashes(session, probed.info)
             found += _tool(spec, session, probed.info)
+            if spec.streaming is not None:
+                found += examine_binary_log(session, probed.info, spec.streaming, programs=spec.programs)
     except ServerError as problem:
         found.append(from_error("server", problem))
         return None
@@ -115,15 +120,15 @@ def _described(spec: PreflightSpec, probed: Probed) -> Finding:
     )
 
 
-def _grants(session: Session, found: list[Finding]) -> Grants | None:
+def _grants(session: Session, found: list[Finding], *, binlog: bool) -> Grants | None:
     try:
         grants = read_grants(session)
     except ServerError as problem:
         found.append(from_error("privileges", problem))
         return None
-    lacking = [need for need in needs(read_dialect(session)) if not grants.allow(need.privilege)]
+    lacking = [need for need in needs(read_dialect(session), binlog=binlog) if not grants.allow(need.privilege)]
     if not lacking:
-        found.append(fine("privileges", f"{grants.account} has every privilege that a backup needs"))
+        found.append(fine("privileges", f"{grants.account} has every privilege that is needed"))
     user, _, host = grants.account.rpartition("@")
     for need in lacking:
         hint = f"GRANT {need.privilege} ON *.* TO '{user}'@'{host}'"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from sqlalchemy import Connection, delete, insert, select
@@ -32,6 +32,14 @@ class Events:
                 query = query.where(column == wanted)
         with self._database.read() as connection:
             return tuple(_event(row) for row in connection.execute(query).mappings())
+
+    def last(self, server: str, kinds: Collection[str], subject: str) -> Event | None:
+        """The newest one of these kinds about this."""
+        query = (select(events).where(events.c.server == server, events.c.kind.in_(kinds), events.c.subject == subject)
+                 .order_by(events.c.number.desc()).limit(1))
+        with self._database.read() as connection:
+            row = connection.execute(query).mappings().first()
+        return _event(row) if row is not None else None
 
     def forget(self, before: datetime) -> None:
         """Remove events older than ``before``."""

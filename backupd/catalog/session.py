@@ -6,11 +6,13 @@ from types import TracebackType
 from typing import Self
 
 from backupd.catalog.backups import Backups
+from backupd.catalog.binlogs import Binlogs
 from backupd.catalog.challenges import Challenges
 from backupd.catalog.database import Database
 from backupd.catalog.events import Events
 from backupd.catalog.holds import Holds
 from backupd.catalog.jobs import Jobs
+from backupd.catalog.lags import Lags
 from backupd.catalog.migrations import bring_up_to_date
 from backupd.catalog.proofs import Proofs
 from backupd.catalog.rates import Rates
@@ -36,6 +38,8 @@ class Catalog:
         self.challenges = Challenges(database)
         self.holds = Holds(database)
         self.schedules = Schedules(database)
+        self.binlogs = Binlogs(database)
+        self.lags = Lags(database)
         self.watch = Watch(database)
 
     def integrity(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from sqlalchemy import Select, delete, insert, select
 
 from backupd.catalog.backups import position_columns
@@ -55,6 +57,21 @@ class Witnesses:
         if position.gtid:
             return self._first(query.where(witnesses.c.position_gtid == position.gtid))
         return None
+
+    def between(self, server: str, since: datetime, until: datetime, *, limit: int | None = None,
+                ) -> tuple[Witness, ...]:
+        """Those that were taken from ``since`` to ``until``, both included, newest first; with backups or not."""
+        query = _newest().where(witnesses.c.server == server, witnesses.c.taken_at >= since,
+                                witnesses.c.taken_at <= until).limit(limit)
+        with self._database.read() as connection:
+            payloads: list[object] = [row[0] for row in connection.execute(query)]
+        return tuple(Witness.from_json(payload) for payload in payloads if isinstance(payload, dict))
+
+    def forget_before(self, server: str, moment: datetime) -> None:
+        """Remove those of no backup that are older."""
+        with self._database.write() as connection:
+            connection.execute(delete(witnesses).where(
+                witnesses.c.server == server, witnesses.c.backup_id.is_(None), witnesses.c.taken_at < moment))
 
     def forget(self, backup_id: str) -> None:
         """Remove the witnesses of a backup that is gone."""

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli import backups, jobs, keys, policy, restores, retention, serve, work
+from backupd.cli import backups, binlog, jobs, keys, policy, restores, retention, serve, streams, timeline, work
 from backupd.cli.failure import explained
 from backupd.cli.options import Config, Json, remember
 from backupd.cli.screen import Screen, mute
@@ -82,6 +82,9 @@ app.command()(work.fsck)
 app.add_typer(keys.app, name="keys")
 app.add_typer(jobs.app, name="jobs")
 app.command("run-job", hidden=True)(jobs.run_job)
+app.command("timeline")(timeline.timeline)
+app.add_typer(binlog.app, name="binlog")
+app.command("run-stream", hidden=True)(streams.run_stream)
 app.add_typer(catalog, name="catalog")
 
 

@@ -94,12 +94,14 @@ def show_plan(screen: Screen, plan: Plan) -> None:
             ("backup", f"{plan.backup_id}: {plan.reason}"),
             ("chain", " -> ".join(plan.chain) if len(plan.chain) > 1 else ""),
             ("position", position_text(plan.position.file, plan.position.pos, plan.position.gtid)),
+            ("until", _until_text(plan)),
+            ("replay", f"{plan.replay.method}: {plan.replay.reason}" if plan.replay else ""),
             ("read from", ", ".join(plan.destinations)),
             (
                 "to fetch",
                 f"{format_size(plan.bytes_stored)} stored, {format_size(plan.bytes_source)} of data",
             ),
-            ("estimate", format_duration(plan.seconds)),
+            ("estimate", format_duration(plan.seconds) + _promise_text(plan)),
         )
     )
     screen.line()
@@ -116,6 +118,23 @@ def show_plan(screen: Screen, plan: Plan) -> None:
             screen.line(f"  {step.name}$ {command}")
     for warning in plan.warnings:
         screen.warn(warning)
+
+
+def _until_text(plan: Plan) -> str:
+    """Where the restored copy will stand, and what is the first that it will not hold."""
+    stop = plan.until
+    if stop is None:
+        return ""
+    at = f", last commit {stop.at:%Y-%m-%d %H:%M:%S.%f}Z" if stop.at else ""
+    following = f"; not any more: {stop.next_gtid or 'the next transaction'}" if stop.next_at else ""
+    after = f" of {stop.next_at:%Y-%m-%d %H:%M:%S.%f}Z" if stop.next_at else ""
+    return position_text(stop.file, stop.pos, stop.gtids) + f" on branch {stop.branch}{at}{following}{after}"
+
+
+def _promise_text(plan: Plan) -> str:
+    if plan.rto is None:
+        return ""
+    return f"; objectives.rto is {format_duration(plan.rto)}: {'kept' if plan.seconds <= plan.rto else 'NOT KEPT'}"
 
 
 def show_restore(screen: Screen, outcome: Mapping[str, Any]) -> None:

@@ -28,6 +28,35 @@ class Mode(StrEnum):
     REPLICA = "replica"
 
 
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exclude-gtid",
+        metavar="GTID",
+        show_default=False,
+        help="Leave this transaction out of the replay; may be given several times. Refused where later ones build "
+        "upon it.",
+    ),
+]
+
+
+class Method(StrEnum):
+    """How binary logs are replayed."""
+
+    APPLIER = "applier"
+    PIPE = "pipe"
+
+
+ReplayWith = Annotated[
+    Method | None,
+    typer.Option(
+        "--replay-with",
+        show_default=False,
+        help="applier: the server's own, in parallel; pipe: one client session, slow. By default what fits.",
+    ),
+]
+
+
 def plan(
     context: typer.Context,
     server: Server,
@@ -43,12 +72,15 @@ def plan(
             help="Also check that it would fit here.",
         ),
     ] = None,
+    exclude: Exclude = None,
+    replay_with: ReplayWith = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Show what a restore would do, how many bytes it moves and how long it takes. Moves nothing."""
     with session(context, config, as_json) as run:
-        made = run.service.plan(server, target, datadir.absolute() if datadir else None)
+        made = run.service.plan(server, target, datadir.absolute() if datadir else None, exclude=exclude or (),
+                                replay_with=replay_with.value if replay_with else None)
         run.screen.document(made.as_json())
         from backupd.cli.render import show_plan
 
@@ -75,6 +107,8 @@ def restore(
         Mode,
         typer.Option("--mode", help="new-server forgets the replication of the source; replica resets nothing."),
     ] = Mode.NEW_SERVER,
+    exclude: Exclude = None,
+    replay_with: ReplayWith = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -83,7 +117,9 @@ def restore(
 
     with session(context, config, as_json) as run:
         with reporting() as report:
-            outcome = run.service.restore(server, target, datadir.absolute(), start, report, mode=mode.value)
+            outcome = run.service.restore(
+                server, target, datadir.absolute(), start, report, mode=mode.value, exclude=exclude or (),
+                replay_with=replay_with.value if replay_with else None)
         document = outcome.as_json()
         ending = "was made" if outcome.is_good else "ended, not all of it well"
         run.screen.done = f"the restore into {datadir} {ending}"

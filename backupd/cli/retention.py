@@ -1,12 +1,13 @@
 """``backupd retention``, ``hold``, ``pause`` and ``resume``: what is deleted and started by rule, and what is not.
 
 Documents: ``retention`` gives ``{"server", "applied", "destinations": [Decisions]}``, with ``--apply`` also ``marked``
-(ids by destination) and ``held``. Decisions: ``server``, ``destination``, ``at``, ``hold``, ``keep``, ``expire``,
-``bytes_expire``, ``note``, ``backups`` (``id``, ``kind``, ``parent``, ``finished_at``, ``bytes``, ``marked``, ``keep``,
-``rules``, ``reasons``), ``binlogs`` (``name``, ``from``, ``to``, ``bytes``, ``keep``, ``reasons``), ``recoverable``
-(``from``, ``to``, ``base``), ``stopped`` (ids that only a hold or the newest proof keeps), ``warnings``. ``hold`` and
-``pause`` give the hold (``server``, ``kind``, ``reason``, ``by``, ``since``), without a server the list of them;
-``hold`` and its ``--release`` also ``problems``: destinations that could not be told.
+(ids by destination), ``binlogs`` (what went of them, by destination: ``segments``, ``bytes``) and ``held``. Decisions:
+``server``, ``destination``, ``at``, ``hold``, ``keep``, ``expire``, ``bytes_expire``, ``note``, ``backups`` (``id``,
+``kind``, ``parent``, ``finished_at``, ``bytes``, ``marked``, ``keep``, ``rules``, ``reasons``), ``binlogs`` (``name``,
+``from``, ``to``, ``bytes``, ``keep``, ``reasons``), ``recoverable`` (``from``, ``to``, ``base``), ``stopped`` (ids that
+only a hold or the newest proof keeps), ``warnings``. ``hold`` and ``pause`` give the hold (``server``, ``kind``,
+``reason``, ``by``, ``since``), without a server the list of them; ``hold`` and its ``--release`` also ``problems``:
+destinations that could not be told.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ def retention(
                 applied = run.service.apply_retention(server, report, really=really)
             run.screen.done = "the rules were applied"
             found, extra = applied.decisions, applied.as_json()
+            for name, cleared in applied.cleared.items():
+                if cleared.segments:
+                    run.screen.line(f"{name}: {cleared.text}")
         else:
             found = run.service.retention(server)
         run.screen.document({"server": server, "applied": apply,
@@ -79,8 +83,9 @@ def _show(screen: Screen, decisions: Decisions, *, applied: bool) -> None:
         rows.append((word, backup.id, str(backup.kind).removeprefix("physical-"), format_time(backup.finished_at)[:16],
                      "; ".join(decision.reasons)))
     screen.table(("", "ID", "KIND", "FINISHED", "WHY"), rows)
-    for run in decisions.runs:
-        screen.line(f"{'keep' if run.keep else 'EXPIRE'} binary logs {run.run.name}: {run.reason}")
+    for one in decisions.runs:
+        files = one.run.name if not one.run.branch else f"{one.run.name} ({format_size(one.run.bytes)})"
+        screen.line(f"{'keep' if one.keep else 'EXPIRE'} binary logs {files}: {one.reason}")
     if decisions.hold:
         screen.line(f"on hold: {decisions.hold}", style="yellow")
     for text in decisions.warnings:
@@ -124,13 +129,14 @@ def pause(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Start nothing of a server by itself until it is resumed."""
+    """Start nothing of a server by itself until it is resumed; its binary log is not streamed meanwhile, either."""
     whom = _whom(server, everyone, needed=True) or ""
     with session(context, config, as_json) as run:
         found = run.service.pause(whom, reason, stop_running=stop_running)
         run.screen.done = f"{_named(whom)} was paused"
         run.screen.document(found.as_json())
-        run.screen.line(f"nothing of {_named(whom)} starts by itself from now on: {found.pause.reason}")
+        run.screen.line(f"nothing of {_named(whom)} starts by itself from now on, and no binary log is streamed: "
+                        f"{found.pause.reason}")
         for job in found.stopped:
             run.screen.line(f"asked to stop: job {job}")
         for problem in found.problems:

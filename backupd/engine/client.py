@@ -46,6 +46,7 @@ _HINTS: Mapping[int, str] = {
 @dataclass(frozen=True, slots=True)
 class Connection:
     """Where a server is and as whom to ask. ``socket`` wins over ``host``; ``connect_timeout`` in seconds.
+    ``answer_timeout``: how long one answer may take, None for ever.
 
     ``ssl`` holds the clients' own option names without their prefix: ``ca``, ``cert``, ``key``, ``capath``,
     ``cipher``, ``verify-server-cert`` (any value). Passwords never appear in ``repr``.
@@ -58,6 +59,7 @@ class Connection:
     password: str = field(default="", repr=False)
     ssl: Mapping[str, str] = field(default_factory=dict)
     connect_timeout: float = 10.0
+    answer_timeout: float | None = None
 
     @classmethod
     def from_config(
@@ -154,6 +156,8 @@ class Session:
             charset="utf8mb4",
             autocommit=True,
             connect_timeout=max(1, round(connection.connect_timeout)),
+            read_timeout=connection.answer_timeout,
+            write_timeout=connection.answer_timeout,
             defer_connect=True,
             **where,
         )

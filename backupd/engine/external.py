@@ -93,6 +93,15 @@ def remap(base: Path, *, store: Path, final: Path | None = None) -> tuple[Extern
     return pending
 
 
+def relink(base: Path, *, store: Path, final: Path) -> None:
+    """Make every link in ``base`` that leads below ``store`` lead to the same place below ``final``: for a copy that a
+    server worked on where it was built, before it is put where it will stay. Repeating it is harmless."""
+    for link in _read_links(base):
+        path = Path(link.source)
+        if store in path.parents:
+            _write_link(base / link.link, final / path.relative_to(store))
+
+
 def assert_local(base: Path, allowed: Path) -> None:
     """Does every link in ``base`` lead to an existing file below ``allowed``, and no symbolic link out of ``base``?
 

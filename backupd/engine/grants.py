@@ -44,12 +44,13 @@ class Grants:
         return _EVERYTHING in self.everywhere or _plain(privilege) in self.everywhere
 
 
-def needs(dialect: Dialect) -> tuple[Need, ...]:
-    """What a physical backup, the probe and the witness need.
+def needs(dialect: Dialect, *, binlog: bool = False) -> tuple[Need, ...]:
+    """What a physical backup, the probe and the witness need; with ``binlog`` also a stream of the binary log.
 
     mariadb-backup: RELOAD, PROCESS, LOCK TABLES, BINLOG MONITOR (its page "Authentication and Privileges");
     XtraBackup 8: BACKUP_ADMIN, PROCESS, RELOAD, LOCK TABLES, REPLICATION CLIENT (its page "Privileges
-    needed").
+    needed"). Whoever reads a binary log over the wire needs REPLICATION SLAVE, and to list the logs what the tool
+    needs for positions.
     """
     tool = "the physical backup tool stops without it"
     required = ["RELOAD", "PROCESS", "LOCK TABLES", dialect.monitor_privilege, dialect.backup_privilege]
@@ -63,6 +64,7 @@ def needs(dialect: Dialect) -> tuple[Need, ...]:
     }
     return (
         *(Need(name, tool, required=True) for name in required if name),
+        *([Need("REPLICATION SLAVE", "the binary log cannot be streamed", required=True)] if binlog else []),
         *(Need(name, why, required=False) for name, why in wanted.items() if name and name not in required),
     )
 

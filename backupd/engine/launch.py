@@ -34,7 +34,6 @@ from backupd.process.command import Command, find_account
 from backupd.process.family import family
 from backupd.process.optionfile import render_options
 from backupd.process.redact import redact
-from backupd.process.run import run
 from backupd.process.supervise import Child, spawn, stop
 
 DATABASE_USER = "mysql"
@@ -42,12 +41,13 @@ SOCKET_LIMIT = 107
 """Bytes of the longest socket path (unix(7), less the final NUL)."""
 START_SECONDS = 600.0
 STOP_SECONDS = 300.0
+OWN_ACCOUNT = "backupd_private"
+_DROP_OWN = f"DROP USER IF EXISTS {OWN_ACCOUNT}@localhost"
 
 _LOG_LINES = 25
 _MIB = 1024 * 1024
 
 Options = Mapping[str, str | None]
-NO_OPTIONS: Options = {}
 
 _FROM_BACKUP = ("innodb-page-size", "innodb-data-file-path", "innodb-undo-tablespaces", "innodb-checksum-algorithm")
 """Of backup-my.cnf: without these InnoDB does not find or read its files. Its innodb-undo-directory is a path of the
@@ -73,6 +73,12 @@ class ServerConfig:
     rule above forbids cannot be overridden. ``skip_grants``: accept everybody who reaches the socket, needed for
     copies whose passwords are unknown; plugins of the mysql.plugin table are not loaded then. ``memory``: buffer pool
     in bytes. ``user``: OS user when we are root.
+
+    ``own_account``: ask as an account of ours that exists from the start of the server to its clean stop, instead of
+    as root; with ``skip_grants`` off everything works that has to do with accounts and events. ``server_id`` 0: any.
+    ``port``: listen there, too, on 127.0.0.1. ``log_bin``: write a binary log of this name into the datadir.
+    ``network_of``: process of a confined server, whose private network this one shares: then 127.0.0.1 is reached by
+    these two alone. ``statements``: what is executed before anybody can connect; may hold passwords.
     """
 
     program: str
@@ -84,6 +90,12 @@ class ServerConfig:
     user: str = DATABASE_USER
     writable: Sequence[Path] = ()
     readable: Sequence[Path] = ()
+    own_account: bool = False
+    server_id: int = 0
+    port: int = 0
+    log_bin: str = ""
+    network_of: int | None = None
+    statements: Sequence[str] = field(default=(), repr=False)
 
     @property
     def socket(self) -> Path:
@@ -92,6 +104,10 @@ class ServerConfig:
     @property
     def error_log(self) -> Path:
         return self.directory / "error.log"
+
+    @property
+    def init_file(self) -> Path:
+        return self.directory / "init.sql"
 
 
 def options_for_copy(base: Path, variables: Options) -> dict[str, str | None]:
@@ -122,11 +138,9 @@ def option_text(config: ServerConfig) -> str:
         "log_error": str(config.error_log),
         "tmpdir": str(config.directory / "tmp"),
         "secure_file_priv": str(config.directory / "tmp"),
-        "skip_networking": None,
         "skip_name_resolve": None,
-        "port": "0",
-        "server_id": str(secrets.randbelow(2**31) + 2**30),
-        "skip_log_bin": None,
+        "port": str(config.port),
+        "server_id": str(config.server_id or secrets.randbelow(2**31) + 2**30),
         # Each server knows one of the two words, and the older word too as long as it is not removed.
         "loose_skip_slave_start": None,
         "loose_skip_replica_start": None,
@@ -139,7 +153,7 @@ def option_text(config: ServerConfig) -> str:
         # MySQL would make keys and put them into the datadir.
         "loose_auto_generate_certs": "OFF",
         "loose_sha256_password_auto_generate_rsa_keys": "OFF",
-        "loose_caching_sha2_password_auto_generate_rsa_keys": "OFF",
+        "loose_caching_sha2_password_auto_generate_rsa_keys": "ON" if config.port else "OFF",
         "local_infile": "OFF",
         "innodb_data_home_dir": "",
         "innodb_undo_directory": "./",
@@ -150,8 +164,18 @@ def option_text(config: ServerConfig) -> str:
         "loose_ignore_db_dirs": "lost+found",
         "max_connections": "50",
     }
+    if config.port:
+        rule["bind_address"] = "127.0.0.1"
+    else:
+        rule["skip_networking"] = None
+    if config.log_bin:
+        rule["log_bin"] = config.log_bin
+    else:
+        rule["skip_log_bin"] = None
     if config.skip_grants:
         rule["skip_grant_tables"] = None
+    if config.own_account or config.statements:
+        rule["init_file"] = str(config.init_file)
     same = {_bare(name) for name in rule}
     given = {name: value for name, value in config.options.items() if _bare(name) not in same}
     usual = {**server_options(config.program), "loose_performance_schema": "OFF"}
@@ -160,27 +184,6 @@ def option_text(config: ServerConfig) -> str:
 
 def _bare(name: str) -> str:
     return name.replace("-", "_").removeprefix("loose_")
-
-
-def initialise(
-    datadir: Path, *, program: str = "mariadb-install-db", options: Options = NO_OPTIONS, user: str = DATABASE_USER
-) -> None:
-    """Make ``datadir`` the empty system of a new server: root@localhost without a password, no test schema.
-
-    ``program``: MariaDB's installer, or the server program itself for MySQL from 5.7 on. The folder is made if needed
-    and given to ``user``. Raises ToolError, ToolMissingError.
-    """
-    datadir.mkdir(parents=True, exist_ok=True)
-    _give(datadir, user)
-    datadir.chmod(0o700)
-    own = {**server_options(program), **options}
-    arguments = [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in own.items()]
-    as_user = [f"--user={user}"] if os.geteuid() == 0 else []
-    if "install" in Path(program).name:
-        arguments = ["--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=normal", *arguments]
-    else:
-        arguments = ["--initialize-insecure", *arguments]
-    run(Command((program, "--no-defaults", f"--datadir={datadir}", *as_user, *arguments)), timeout=START_SECONDS)
 
 
 class LaunchedServer:
@@ -201,11 +204,14 @@ class LaunchedServer:
         self._start_seconds = start_seconds
         self._cancel = cancel
         self._child: Child | None = None
+        # Long enough, and of all kinds of characters, for every plugin that judges passwords.
+        self._password = f"{secrets.token_hex(16)}-Aa1" if config.own_account else ""
 
     @property
     def connection(self) -> Connection:
-        """As root, through the private socket."""
-        return Connection(socket=str(self.config.socket), user="root")
+        """Through the private socket, as root or as the account of ours."""
+        user = OWN_ACCOUNT if self.config.own_account else "root"
+        return Connection(socket=str(self.config.socket), user=user, password=self._password)
 
     @property
     def pid(self) -> int | None:
@@ -226,12 +232,14 @@ class LaunchedServer:
         """Start and wait until it answers."""
         config = self.config
         _prepare_directory(config)
+        if config.own_account or config.statements:
+            _write_private(config.init_file, "".join(f"{line};\n" for line in self._first_statements()), config.user)
         plain = Command((config.program, f"--defaults-file={config.directory / 'my.cnf'}"),
                         cwd=config.datadir, user=config.user if os.geteuid() == 0 else None)
         command = plain
         if self.sandboxed:
             command = confine(plain, writable=[config.datadir, config.directory, *config.writable],
-                              readable=config.readable)
+                              readable=config.readable, network_of=config.network_of)
         with config.error_log.open("ab") as log, Path(os.devnull).open("rb") as nothing:
             self._child = spawn(command, stdin=nothing.fileno(), stdout=log.fileno(), stderr=log.fileno())
         try:
@@ -239,6 +247,8 @@ class LaunchedServer:
         except BaseException:
             self.kill()
             raise
+        finally:
+            config.init_file.unlink(missing_ok=True)
         return self
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
@@ -248,6 +258,9 @@ class LaunchedServer:
         if child is None or pid is None:
             self.kill()
             return
+        if self.config.own_account:
+            with self.connection.connect() as session:
+                session.execute(_DROP_OWN)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         code = child.wait(seconds)
@@ -282,6 +295,16 @@ class LaunchedServer:
             self.stop()
         else:
             self.kill()
+
+    def _first_statements(self) -> Sequence[str]:
+        config = self.config
+        own = (
+            _DROP_OWN,
+            f"CREATE USER {OWN_ACCOUNT}@localhost IDENTIFIED BY '{self._password}'",
+            f"GRANT ALL PRIVILEGES ON *.* TO {OWN_ACCOUNT}@localhost WITH GRANT OPTION",
+        )
+        logged = ("SET SESSION sql_log_bin = 0",) if config.log_bin else ()
+        return (*logged, *(own if config.own_account else ()), *config.statements)
 
     @property
     def _name(self) -> str:
@@ -324,16 +347,21 @@ def _prepare_directory(config: ServerConfig) -> None:
     temporary.mkdir(mode=0o700)
     config.socket.unlink(missing_ok=True)
     config.error_log.touch(mode=0o600)
-    options = config.directory / "my.cnf"
-    options.unlink(missing_ok=True)
-    options.touch(mode=0o600)
-    options.write_text(option_text(config), encoding="utf-8")
+    _write_private(config.directory / "my.cnf", option_text(config), config.user)
     config.directory.chmod(0o700)
-    for path in (config.directory, temporary, config.error_log, options):
-        _give(path, config.user)
+    for path in (config.directory, temporary, config.error_log):
+        give(path, config.user)
 
 
-def _give(path: Path, user: str) -> None:
+def _write_private(path: Path, text: str, user: str) -> None:
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8")
+    give(path, user)
+
+
+def give(path: Path, user: str) -> None:
+    """To the server's user, when we are root."""
     if os.geteuid() == 0:
         account = find_account(user)
         os.chown(path, account.pw_uid, account.pw_gid)

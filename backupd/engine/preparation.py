@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from backupd.engine.receipts import BACKUP_CNF, read_receipts
 from backupd.engine.sandbox import can_confine, confine
 from backupd.engine.streaming import COMPLETED
 from backupd.model.errors import DamagedError, StreamError, ToolError
-from backupd.model.server import Receipts, Tool
+from backupd.model.server import Position, Receipts, Tool
 from backupd.process.command import Command
 
 FETCH_AGAIN = "fetch the backup again, from another destination if there is one"
@@ -88,6 +89,23 @@ def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[
             raise ToolError(
                 f"{tool.name} prepared {base}, but not completely", detail="\n".join(bad[:20]), hint=FETCH_AGAIN
             )
+
+
+_LAST_BINLOG = re.compile(
+    r"Last (?:MySQL )?binlog file (?:(?P<first>\S+), position (?P<pos>\d+)$|position (?:\d+ )?(?P<at>\d+), "
+    r"file name (?P<name>\S+))", re.MULTILINE)
+
+
+def innodb_place(logs: Sequence[str]) -> Position | None:
+    """Up to where in the binary log InnoDB has applied transactions, as the last of ``logs`` (a prepare's) that tells
+    it says; None where none does. The tools print what InnoDB keeps in its own pages: "Last binlog file
+    ./binlog.000001, position 5102864" (MariaDB 10.11), "Last MySQL binlog file position 1234, file name bin.000001"."""
+    for log in reversed(logs):
+        found = list(_LAST_BINLOG.finditer(log))
+        if found:
+            last = found[-1]
+            return Position(Path(last["first"] or last["name"]).name, int(last["pos"] or last["at"]))
+    return None
 
 
 def size_of_redo(base: Path, redo: str) -> int:

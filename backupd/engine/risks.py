@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 
 from backupd.model.server import Flavour
 
@@ -31,13 +32,28 @@ def _log_risks(variables: Mapping[str, str], flavour: Flavour, replica: bool) ->
         if variables.get(name):
             yield f"{name} is set ({variables[name]}): the binary log lacks the changes of other schemas"
     if value("binlog_format") in ("STATEMENT", "MIXED"):
-        yield f"binlog_format is {value('binlog_format')}: statements may replay to other rows; ROW is exact"
+        yield (
+            f"binlog_format is {value('binlog_format')}: statements may replay to other rows, and those that use a "
+            "temporary table made before the backup cannot be replayed at all; ROW is exact"
+        )
+    if value("binlog_checksum") == "NONE":
+        yield "binlog_checksum is NONE: damage of the binary log is not noticed before it is replayed"
     if value("binlog_row_image") in ("MINIMAL", "NOBLOB"):
         yield f"binlog_row_image is {value('binlog_row_image')}: changes cannot be searched or undone in full"
     if replica and "OFF" in (value("log_slave_updates"), value("log_replica_updates")):
         yield ("log_slave_updates is off: what this replica replicates is not in its own binary log")
     if flavour is not Flavour.MARIADB and value("gtid_mode") in ("OFF", "OFF_PERMISSIVE", "ON_PERMISSIVE"):
         yield f"gtid_mode is {value('gtid_mode')}: positions are file names and offsets, good here alone"
+
+
+def kept_for(variables: Mapping[str, str]) -> timedelta | None:
+    """After which time the server removes a binary log by itself; None: never. ``variables`` as above."""
+    if variables.get("binlog_expire_logs_auto_purge", "").upper() in ("OFF", "0"):
+        return None
+    seconds = float(variables.get("binlog_expire_logs_seconds") or 0)
+    if not seconds:
+        seconds = float(variables.get("expire_logs_days") or 0) * 86_400
+    return timedelta(seconds=seconds) if seconds else None
 
 
 def _crash_risks(variables: Mapping[str, str]) -> Iterator[str]:

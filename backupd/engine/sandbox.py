@@ -3,7 +3,8 @@
 Such files name places of their source: tablespaces elsewhere, undo and redo folders, sockets, hosts to
 replicate from. On the source's own host a tool that follows such a name writes into live data. Inside the
 sandbox there is nothing to follow: the programs' own folders read-only, the folders given, no network, no
-other process, no socket of anybody.
+other process, no socket of anybody. Two servers of ours that must talk share one such network, which is a
+loopback and nothing else.
 
 Measured with bubblewrap 0.8 as root: it makes the parents of a bind mount 0700 root, so they are made
 first; ``setpriv`` has to come inside (bwrap needs root for its mounts, the server must not have it); all
@@ -50,13 +51,15 @@ def can_confine(program: str) -> bool:
 
 
 def confine(
-    command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), setpriv: bool = True
+    command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), setpriv: bool = True,
+    network_of: int | None = None,
 ) -> Command:
     """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all
-    there is besides the programs; no network. ``command.user`` takes effect inside when ``setpriv``."""
+    there is besides the programs; no network, or that of process ``network_of``, which is in another sandbox: one
+    loopback that these two share with nobody. ``command.user`` takes effect inside when ``setpriv``."""
     program = Path(command.located())
     places = [*readable, *program_places(program)]
-    argv = [*_frame(writable, places), "--chdir", str(command.cwd or "/"), "--"]
+    argv = [*_frame(writable, places, network_of), "--chdir", str(command.cwd or "/"), "--"]
     if command.user is not None and setpriv and os.geteuid() == 0:
         argv += [
             "setpriv",
@@ -71,8 +74,16 @@ def confine(
     return replace(command, argv=(*argv, str(program), *command.argv[1:]), user=None, cwd=None)
 
 
-def _frame(writable: Iterable[Path], readable: Iterable[Path]) -> list[str]:
-    argv = [locate("bwrap"), "--die-with-parent", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+def _frame(writable: Iterable[Path], readable: Iterable[Path], network_of: int | None = None) -> list[str]:
+    if network_of is None:
+        argv = [locate("bwrap"), "--unshare-net"]
+    else:
+        # Who is not root may enter only as a member of the sandbox's own user namespace.
+        argv = [locate("nsenter"), f"--net=/proc/{network_of}/ns/net"]
+        if os.geteuid() != 0:
+            argv += [f"--user=/proc/{network_of}/ns/user", "--preserve-credentials"]
+        argv += ["--", locate("bwrap")]
+    argv += ["--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     for folder in SYSTEM_FOLDERS:
         argv += ["--ro-bind-try", folder, folder]
     argv += [

@@ -152,6 +152,33 @@ class Segment:
         return self.ending is not Ending.OPEN
 
 
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """One destination's copy of a segment. ``state``: complete or damaged; ``stored``: its sealed bytes."""
+
+    state: str
+    stored: int
+    stored_at: datetime
+    verified_at: datetime | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state == "complete"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecord:
+    """A segment as the catalog knows it: with its copies by destination. ``stored``: the sealed bytes of one copy."""
+
+    segment: Segment
+    destinations: Mapping[str, CopyState]
+    stored: int
+
+    @property
+    def key(self) -> SegmentKey:
+        return self.segment.key
+
+
 class BranchReason(StrEnum):
     """Why a branch of a server's history began."""
 
@@ -201,6 +228,8 @@ class Run:
 
     ``confirmed_at``: everything that the source had committed by then (its own clock) is in here, even where nothing
     was committed lately; None when that was never asked. ``first_at``, ``last_at``: earliest and latest commit.
+    ``ending``: of its last segment. While that is OPEN, more of the last file may follow, so the next file does not
+    continue the run.
     """
 
     server: str
@@ -220,6 +249,7 @@ class Run:
     segments: int
     transactions: int
     remarks: tuple[str, ...] = ()
+    ending: Ending = Ending.OPEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +296,16 @@ class Stop:
 class ReplayLeg:
     """Binary logs of one sequence of names, replayed in one go: from ``start`` (where the copy stands) to ``stop``.
 
-    ``segments``: in log order, without a hole, the first one holds ``start``; those of a lost tail's parent come before
-    the branch's own.
+    ``segments``: in log order, without a hole, from the first byte of the file that holds ``start``; those of a lost
+    tail's parent come before the branch's own. ``size`` (bytes) and ``transactions`` between both places; None where
+    nobody counted them.
     """
 
     segments: tuple[SegmentKey, ...]
     start: Position
     stop: Stop
+    size: int = 0
+    transactions: int | None = None
 
 
 class ReplayMethod(StrEnum):

@@ -22,6 +22,7 @@ class JobKind(StrEnum):
     RETENTION = "retention"
     VERIFY = "verify"
     CHALLENGE = "challenge"
+    WITNESS = "witness"
 
 
 class JobState(StrEnum):

@@ -13,11 +13,14 @@ from datetime import UTC, datetime, tzinfo
 from backupd.model.backup import BackupKind
 from backupd.model.clock import format_time
 from backupd.retention.decisions import Decision, Decisions, Ground, RunDecision
+from backupd.retention.logs import decide
 from backupd.retention.recoverable import gaps, recoverable
 from backupd.retention.rules import Families, Rule, Window, family, rules_of
 from backupd.retention.view import Stored, View
 from policies.schema import Keep
 
+_NEEDING = {"recovery_window", "pinned", "read", "building", "newest", "proved", "future", "remains"}
+"""Why a backup stays that needs binary logs even where only the window keeps them."""
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
@@ -41,6 +44,7 @@ class _Solution:
         self._families: Families = tuple(
             [backup for backup in self._counting if family(backup) is logical] for logical in (False, True))
         self._rules: tuple[Rule, ...] = () if keep is None else rules_of(keep, self._families, now=now, zone=zone)
+        self._keep = keep
         self._has_rules = keep is not None
         self._grounds: dict[str, list[Ground]] = {}
         self._warnings: list[str] = []
@@ -161,23 +165,26 @@ class _Solution:
         return tuple(rule.denied(backup) for rule in self._rules)
 
     def _runs(self) -> tuple[RunDecision, ...]:
-        """Binary logs stay from the backup on with which the window begins; without a window, from the newest
-        restorable one on."""
         runs = sorted(self._view.runs, key=lambda run: (run.first_at, run.name))
-        window = self._window
-        bases = window.bases if window else [backups[0] for backups in self._families if backups]
-        if not self._has_rules or self._view.hold or not bases:
+        needing = self._needing_logs() if self._has_rules and not self._view.hold else []
+        if not needing:
             why = self._view.hold or self._view.unconfigured or (
                 "there is no restorable backup here, so nothing says which logs are needed" if self._has_rules
                 else "this destination has no rules, so it keeps everything")
             return tuple(RunDecision(run, keep=True, reason=why) for run in runs)
-        base = min(bases, key=lambda backup: (backup.started_at, backup.id))
-        cut = base.started_at if window is None else min(base.started_at, window.start)
-        since = f"{base.id}, which began at {format_time(base.started_at)}"
-        return tuple(
-            RunDecision(run, keep=True, reason=f"it is needed to go on from {since}") if run.last_at >= cut
-            else RunDecision(run, keep=False, reason=f"it ended before {since}, the oldest backup to go on from")
-            for run in runs)
+        return tuple(decide(runs, needing, self._view.branches))
+
+    def _needing_logs(self) -> list[Stored]:
+        """The kept backups that binary logs are kept for; none when no restorable one is here. A dump is nothing to
+        replay logs onto, unless there is nothing else."""
+        leg = self._families[0] or self._families[1]
+        if not leg:
+            return []
+        kept = [backup for backup in self._backups
+                if backup.id in self._grounds and family(backup) is family(leg[0])]
+        if self._keep is None or self._keep.binlogs == "all":
+            return kept
+        return [backup for backup in kept if any(ground.rule in _NEEDING for ground in self._grounds[backup.id])]
 
 
 def problems(by_id: dict[str, Stored]) -> dict[str, str]:

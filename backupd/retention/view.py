@@ -6,6 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from backupd.model.backup import BackupKind
+from backupd.model.binlog import Branch
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlace:
+    """File ``number`` of a branch of the server's history."""
+
+    branch: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +24,8 @@ class Stored:
     ``usable``: as far as is known everything of this copy is there and sound; what it builds on is not asked.
     ``marked``: marked deleted here, so no longer offered. ``proved_at``: when a test restore of it last found it equal
     to its witness, ``restored_at``: when one last found nothing wrong, with or without a witness; None when none did or
-    a later one found it bad. ``bytes``: stored by it, shared objects included.
+    a later one found it bad. ``bytes``: stored by it, shared objects included. ``place``: the
+    binary log that it goes on from; None where that is not certain.
     """
 
     id: str
@@ -29,23 +39,33 @@ class Stored:
     proved_at: datetime | None = None
     restored_at: datetime | None = None
     bytes: int = 0
+    place: LogPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BinlogRun:
     """Binary logs without a gap: every moment from ``first_at`` to ``last_at`` can be replayed onto an earlier backup
-    that lies between the two."""
+    that lies between the two. ``branch`` with its files ``first`` to ``last``; empty where only times are known.
+    """
 
     name: str
     first_at: datetime
     last_at: datetime
     bytes: int = 0
+    branch: str = ""
+    first: int = 0
+    last: int = 0
+
+    @property
+    def place(self) -> LogPlace | None:
+        return LogPlace(self.branch, self.first) if self.branch else None
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """``being_read``: ids that running restores read here; ``built_on``: ids that running backups build on.
     ``hold``: why nothing of the server may be deleted, empty when it may. ``unconfigured``: why there are no rules.
+    ``branches``: of the server's history, oldest first.
     """
 
     server: str
@@ -56,3 +76,4 @@ class View:
     built_on: frozenset[str] = frozenset()
     hold: str = ""
     unconfigured: str = ""
+    branches: tuple[Branch, ...] = ()

@@ -26,6 +26,7 @@ from backupd.transfer.intent import intents
 from backupd.transfer.inventory import backup_ids, committed
 from backupd.transfer.lease import Alive, Lease, is_alive
 from backupd.transfer.pin import pins
+from backupd.transfer.segments import clear_strays
 from storage import layout
 from storage.destination import Destination, ObjectInfo, as_tree
 
@@ -47,6 +48,8 @@ class Collected:
     rescued: int = 0
     objects: int = 0
     bytes_freed: int = 0
+    log_parts: list[str] = field(default_factory=list)
+    """Keys of parts of binary logs whose upload died."""
     held: list[str] = field(default_factory=list)
 
 
@@ -160,6 +163,7 @@ class _Collection:
 
     def run(self) -> Collected:
         self._result.leftovers = self._destination.clear_leftovers()
+        self._result.log_parts = clear_strays(self._destination, now=self._clock())
         trees, sides = unfinished(self._destination)
         sides += self._destination.list(layout.MARKS)
         sides += self._destination.list(layout.HELD)

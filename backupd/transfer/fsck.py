@@ -9,9 +9,15 @@
     no-partial-tree         no tree or side file of a backup that was never committed
     no-stale-intent         no intent whose owner is gone
     no-stale-pin            no pin whose owner is gone
+    segment-intact          every segment of a binary log and every branch reads back exactly as it was written
+    segment-present         every sealed part and index of a segment is there, in its size
+    segment-has-branch      the branch of every segment is described here
+    no-orphan-segment-part  no part without its segment, and no file of strangers among the binary logs
     no-temporary-file       nothing left of puts that never ended
     catalog-has-backup      the catalog knows every backup
     backup-has-manifest     every backup that the catalog expects here is here
+    catalog-has-segment     the catalog knows every segment and branch (asked by the application)
+    segment-is-stored       every segment that the catalog expects here is here (asked by the application)
     catalog-intact          the catalog's database finds nothing wrong with itself (asked by the application)
     mark-matches-catalog    what is marked deleted here is deleted in the catalog (asked by the application)
 
@@ -24,11 +30,13 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from backupd.model.clock import Clock
 from backupd.model.errors import DamagedError, DestinationError, ObjectMissingError
 from backupd.model.manifest import Body, Header, StoredObject
+from backupd.transfer import segments
 from backupd.transfer.collect import References, collect, entombed, living_intents, orphans, pooled, unfinished
 from backupd.transfer.intent import intents
 from backupd.transfer.inventory import committed
@@ -50,9 +58,15 @@ class Invariant(StrEnum):
     NO_PARTIAL_TREE = "no-partial-tree"
     NO_STALE_INTENT = "no-stale-intent"
     NO_STALE_PIN = "no-stale-pin"
+    SEGMENT_INTACT = "segment-intact"
+    SEGMENT_PRESENT = "segment-present"
+    SEGMENT_HAS_BRANCH = "segment-has-branch"
+    NO_ORPHAN_SEGMENT_PART = "no-orphan-segment-part"
     NO_TEMPORARY_FILE = "no-temporary-file"
     CATALOG_HAS_BACKUP = "catalog-has-backup"
     BACKUP_HAS_MANIFEST = "backup-has-manifest"
+    CATALOG_HAS_SEGMENT = "catalog-has-segment"
+    SEGMENT_IS_STORED = "segment-is-stored"
     CATALOG_INTACT = "catalog-intact"
     MARK_MATCHES_CATALOG = "mark-matches-catalog"
 
@@ -145,6 +159,7 @@ def examine(destination: Destination, catalog: Collection[CatalogView] | None, *
         findings += _objects(view, header)
     findings += _parents(view)
     findings += _trees(view, read_body)
+    findings += _logs(destination, now)
     if catalog is not None:
         findings += _catalog(view, catalog, busy)
     return findings
@@ -265,6 +280,35 @@ def _trees(view: _View, read_body: ReadBody | None) -> Iterator[Finding]:
                 continue
         if problem:
             yield Finding(Invariant.TREE_MATCHES_MANIFEST, header.backup_id, problem, repairable=read_body is not None)
+
+
+def _logs(destination: Destination, now: datetime) -> Iterator[Finding]:
+    left = segments.strays(destination, now=now)
+    for info in left.parts:
+        yield Finding(Invariant.NO_ORPHAN_SEGMENT_PART, info.key, "a part of a binary log whose upload died",
+                      repairable=True)
+    for key in left.strangers:
+        yield Finding(Invariant.NO_ORPHAN_SEGMENT_PART, key, "not a file of ours; remove it by hand", repairable=False)
+    described: set[tuple[str, str]] = set()
+    for branch in segments.branches(destination):
+        if isinstance(branch, DamagedError):
+            yield Finding(Invariant.SEGMENT_INTACT, branch.message, branch.detail, repairable=False)
+        else:
+            described.add((branch.server, branch.id))
+    nameless: set[tuple[str, str]] = set()
+    for found in segments.headers(destination):
+        if isinstance(found, segments.DamagedSegment):
+            yield Finding(Invariant.SEGMENT_INTACT, layout.segment_key(found.server, found.key), found.error.detail,
+                          repairable=False)
+            continue
+        nameless.add((found.segment.server, found.segment.branch))
+        for key, problem in segments.absent(destination, found):
+            yield Finding(Invariant.SEGMENT_PRESENT, key, f"of binary log {found.segment.file} {problem}",
+                          repairable=False)
+    for server, name in sorted(nameless - described):
+        yield Finding(Invariant.SEGMENT_HAS_BRANCH, layout.branch_key(server, name),
+                      "is missing or cannot be read: nothing tells how these binary logs go on from earlier ones",
+                      repairable=False)
 
 
 class _Comparison:

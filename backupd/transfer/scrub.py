@@ -1,17 +1,19 @@
-"""Re-reads stored bytes and compares them with what the manifests recorded. Needs no private key."""
+"""Re-reads stored bytes and compares them with what manifests and segments recorded. Needs no private key."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from backupd.model.binlog import Segment
 from backupd.model.errors import ObjectMissingError
 from backupd.model.manifest import Header, StoredObject
 from backupd.model.progress import Progress, Report
+from backupd.transfer.segmentdoc import SegmentHeader
 from storage import layout
 from storage.destination import Destination
 
@@ -20,19 +22,25 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One stored thing that is not what was written, and the backups that need it."""
+    """One stored thing that is not what was written, and the backups that need it, or the segment that it is of."""
 
     destination: str
     key: str
     problem: str
-    backups: tuple[str, ...]
+    backups: tuple[str, ...] = ()
+    segment: Segment | None = None
 
     def __str__(self) -> str:
-        return f"{self.destination}:{self.key}: {self.problem} (backups: {', '.join(self.backups)})"
+        owner = f"binary log: {self.segment.file}" if self.segment else f"backups: {', '.join(self.backups)}"
+        return f"{self.destination}:{self.key}: {self.problem} ({owner})"
 
     def as_json(self) -> dict[str, Any]:
-        return {"destination": self.destination, "key": self.key, "problem": self.problem,
-                "backups": list(self.backups)}
+        document: dict[str, Any] = {"destination": self.destination, "key": self.key, "problem": self.problem,
+                                    "backups": list(self.backups)}
+        if self.segment is not None:
+            document["binlog"] = {"server": self.segment.server, "branch": self.segment.branch,
+                                  "file": self.segment.file, "start": self.segment.start, "end": self.segment.end}
+        return document
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +72,40 @@ def scrub(
     Damage is collected, not raised; a destination that cannot be read at all raises DestinationError.
     """
     wanted, owners = _wanted(headers, turns, turn)
+
+    def damage(key: str, problem: str) -> Damage:
+        return Damage(destination.name, key, problem, tuple(sorted(owners[key])))
+
+    return _read(destination, wanted, damage, report=report, workers=workers)
+
+
+def scrub_segments(destination: Destination, headers: Iterable[SegmentHeader], *, report: Report, workers: int = 4,
+                   turns: int = 1, turn: int = 0) -> Scrubbed:
+    """The same for archived binary logs. ``turns`` > 1 reads the share of segments whose turn it is, whole."""
+    wanted: dict[str, StoredObject] = {}
+    owners: dict[str, Segment] = {}
+    for header in headers:
+        if turns > 1 and turn_of(header.folder, turns) != turn:
+            continue
+        for stored in header.sealed:
+            wanted[header.folder + stored.name] = stored
+            owners[header.folder + stored.name] = header.segment
+
+    def damage(key: str, problem: str) -> Damage:
+        return Damage(destination.name, key, problem, segment=owners[key])
+
+    return _read(destination, wanted, damage, report=report, workers=workers)
+
+
+def _read(destination: Destination, wanted: Mapping[str, StoredObject], damage: Callable[[str, str], Damage], *,
+          report: Report, workers: int) -> Scrubbed:
     counter = _Counter(report, sum(stored.size for stored in wanted.values()), len(wanted))
 
     def check(item: tuple[str, StoredObject]) -> Damage | None:
         key, stored = item
         problem = _problem(destination, key, stored)
         counter.add(stored.size)
-        return Damage(destination.name, key, problem, tuple(sorted(owners[key]))) if problem else None
+        return damage(key, problem) if problem else None
 
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="scrub") as pool:
         damages = tuple(damage for damage in pool.map(check, wanted.items()) if damage is not None)

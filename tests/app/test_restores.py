@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import restores
+from backupd.app import proving
 from backupd.app.actions import of_proof
 from backupd.app.restores import plan
 from backupd.app.settings import load_settings
@@ -53,8 +53,8 @@ def test_only_what_is_found_out_about_the_data_is_a_verdict(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(restores, "require_keys", fail)
-    proof = restores.test_restore(able.wiring, SERVER, "latest", silent)
+    monkeypatch.setattr(proving, "require_keys", fail)
+    proof = proving.test_restore(able.wiring, SERVER, "latest", silent)
     assert (proof.outcome, proof.is_good, proof.backup_id) == (outcome, False, name)
     assert error.message in proof.error
     problem = of_proof(proof).problem

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from backupd.app import jobs, wiring, worker
+from backupd.app import jobs, offspring, wiring, worker
 from backupd.app.actions import perform
 from backupd.app.admission import may_start
 from backupd.app.jobs import LONGEST_SILENCE, abandon_dead, mark_stopped, run_here
@@ -73,7 +73,7 @@ def successor(place: Wiring, job: JobRecord) -> JobRecord:
 
 def instead(monkeypatch: pytest.MonkeyPatch, *argv: str) -> None:
     """Jobs are done by this program."""
-    monkeypatch.setattr(worker, "Command", lambda _argv, env: Command(argv, env=env))
+    monkeypatch.setattr(offspring, "Command", lambda _argv, env: Command(argv, env=env))
 
 
 # -- a job without a process
@@ -97,7 +97,7 @@ def _no_ear(thread: threading.Thread) -> None:
 
 
 @pytest.mark.parametrize(("place_of_trouble", "trouble"), [
-    ("backupd.app.worker.os.pipe2", _refuse), ("threading.Thread.start", _no_ear)])
+    ("backupd.app.offspring.os.pipe2", _refuse), ("threading.Thread.start", _no_ear)])
 def test_a_job_whose_process_cannot_be_started_has_failed_and_is_tried_again(
         place: Wiring, monkeypatch: pytest.MonkeyPatch, place_of_trouble: str, trouble: Any) -> None:
     instead(monkeypatch, "sleep", "60")
@@ -182,7 +182,7 @@ def test_a_process_that_stands_still_is_ended_and_counts_as_hanging(place: Wirin
     job = enqueue(place)
     with Worker(place, grace=0.3) as one:
         until(lambda: one.running() == 1)
-        os.kill(one._running[0].child.pid, signal.SIGSTOP)
+        os.kill(one._running[0].process.child.pid, signal.SIGSTOP)
         until(lambda: state(place, job) is not JobState.RUNNING, seconds=30)
     row = place.catalog.jobs.get(job.id)
     assert (row.state, row.cancel_by) == (JobState.FAILED, "the hang watch")
@@ -235,7 +235,7 @@ def test_a_stop_while_the_catalog_is_locked_ends_and_the_job_is_queued_again_lat
         one = Worker(place, grace=0.3)
         with one:
             until(lambda: one.running() == 1)
-            pid = one._running[0].child.pid
+            pid = one._running[0].process.child.pid
             lock = sqlite3.connect(office.base / "catalog.db", isolation_level=None)
             lock.execute("BEGIN EXCLUSIVE")
             began = time.monotonic()

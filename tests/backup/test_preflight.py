@@ -11,12 +11,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
+from backupd.backup.binarylog import Streaming, examine_binary_log
 from backupd.backup.finding import Finding, Severity
 from backupd.backup.location import examine_location
 from backupd.backup.preflight import PreflightSpec, preflight
@@ -25,7 +26,7 @@ from backupd.engine.dialect import dialect_of
 from backupd.engine.grants import needs, parse_grants, read_grants
 from backupd.engine.probe import probe, read_dialect
 from backupd.model.errors import DestinationError
-from backupd.model.server import Flavour, Version
+from backupd.model.server import Flavour, ServerInfo, Version
 from storage.destination import Destination, ObjectInfo, Space
 from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
@@ -222,6 +223,45 @@ def test_a_decryption_key_on_this_machine_is_said_aloud(spec: PreflightSpec, key
     assert f"restore keys: the decryption key {keys.fingerprint} lives on this machine too" in text
     text = _warnings(replace(spec, restore_gnupg_home=make_home(spec.spool.parent / "empty")))
     assert "nothing can be restored on this machine" in text
+
+
+def _binlog(spec: PreflightSpec, info: ServerInfo, fulls: timedelta | None = None) -> list[Finding]:
+    with spec.connection.connect() as session:
+        return list(examine_binary_log(session, info, Streaming(fulls)))
+
+
+def test_a_stream_needs_a_binary_log_and_the_right_to_read_it(spec: PreflightSpec) -> None:
+    streamed = preflight(replace(spec, streaming=Streaming()), now=NOW)
+    # The warning is of its tables in Aria.
+    assert [f.severity for f in streamed if f.subject == "binlog"] == [Severity.WARNING, Severity.OK]
+    assert _of(streamed, Severity.ERROR) == ""
+    gone = {"mariadb-binlog": "/no/such/program"}
+    assert "/no/such/program" in _errors(replace(spec, streaming=Streaming(), programs=gone))
+    poor = replace(spec, connection=replace(spec.connection, user=BACKUP_USER, password=BACKUP_PASSWORD))
+    assert "lacks REPLICATION SLAVE on *.*: the binary log cannot be streamed" in _errors(
+        replace(poor, streaming=Streaming()))
+    assert "REPLICATION SLAVE" not in _errors(poor)
+    (found,) = _binlog(spec, replace(probe(spec.connection), log_bin=False))
+    assert (found.severity, "log_bin is off" in found.message) == (Severity.ERROR, True)
+
+
+def test_a_log_that_is_kept_for_too_short_a_time_and_tables_without_transactions_are_told(spec: PreflightSpec) -> None:
+    info = probe(spec.connection)
+    assert info.variables["binlog_expire_logs_seconds"] == "0"
+
+    def kept(seconds: int, **engines: int) -> ServerInfo:
+        return replace(info, variables={**info.variables, "binlog_expire_logs_seconds": str(seconds)}, engines=engines)
+
+    _tool, short = _binlog(spec, kept(3600), timedelta(days=7))
+    assert "after 1h: a stream that stands still for longer leaves a gap" in short.message
+    _tool, apart = _binlog(spec, kept(2 * 86_400), timedelta(days=7))
+    assert "full backups are up to 7d apart" in apart.message
+    assert [f.severity for f in _binlog(spec, kept(8 * 86_400, InnoDB=3, BLACKHOLE=1), timedelta(days=7))] == [
+        Severity.OK]
+    never = replace(kept(3600), variables={**kept(3600).variables, "binlog_expire_logs_auto_purge": "OFF"})
+    assert [f.severity for f in _binlog(spec, never)] == [Severity.OK]
+    _tool, engines = _binlog(spec, kept(0, InnoDB=3, MyISAM=2), timedelta(days=7))
+    assert "(2 of MyISAM)" in engines.message
 
 
 def test_no_recipient_and_no_destination_are_errors(spec: PreflightSpec) -> None:

@@ -161,6 +161,18 @@ def test_witnesses_are_found_by_id_backup_server_and_position(catalog: Catalog) 
     assert catalog.witnesses.of_backup("b1") is None
 
 
+def test_witnesses_between_two_moments_are_listed_and_old_ones_of_no_backup_forgotten(catalog: Catalog) -> None:
+    one, two, three, four = (samples.witness(number) for number in (1, 2, 3, 4))
+    for name, witness in (("w1", one), ("w2", two), ("w4", four)):
+        catalog.witnesses.add(name, witness)
+    catalog.witnesses.add("w3", three, backup_id="b3")
+    assert catalog.witnesses.between("shop-db1", two.taken_at, three.taken_at) == (three, two)
+    assert catalog.witnesses.between("shop-db1", one.taken_at, four.taken_at, limit=1) == (four,)
+    assert catalog.witnesses.between("other", one.taken_at, four.taken_at) == ()
+    catalog.witnesses.forget_before("shop-db1", four.taken_at)
+    assert catalog.witnesses.between("shop-db1", one.taken_at, four.taken_at) == (four, three)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=()), max_size=50))
 def test_no_text_of_a_tool_prevents_recording_its_failure(catalog: Catalog, text: str) -> None:

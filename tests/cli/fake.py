@@ -126,7 +126,7 @@ class FakeService:
         self._note("undelete", backup_id)
         return [backup_id]
 
-    def plan(self, server: str, target: str, datadir: Path | None) -> Plan:
+    def plan(self, server: str, target: str, datadir: Path | None, **_replay: object) -> Plan:
         self._note("plan", server, target, datadir)
         return Plan(
             server=server,
@@ -151,7 +151,8 @@ class FakeService:
         )
 
     def restore(
-        self, server: str, target: str, datadir: Path, start: bool, report: Report, mode: str = "new-server"
+        self, server: str, target: str, datadir: Path, start: bool, report: Report, mode: str = "new-server",
+        **_replay: object,
     ) -> Document:
         report(Progress("fetched", bytes_done=5, bytes_total=10))
         self._note("restore", server, target, datadir, start, mode)

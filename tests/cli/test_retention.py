@@ -72,7 +72,7 @@ def test_applying_tells_what_was_held_back(asked: list[Any], capsys: pytest.Capt
 def test_the_document_has_what_is_promised(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retention", "shop-db1", "--apply", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"server", "applied", "destinations", "marked", "held"}
+    assert set(document) == {"server", "applied", "destinations", "marked", "held", "binlogs"}
     (one,) = document["destinations"]
     assert set(one) == {"server", "destination", "at", "hold", "keep", "expire", "bytes_expire", "note", "backups",
                         "binlogs", "recoverable", "stopped", "warnings"}

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from backupd.engine.emptysystem import initialise
 from backupd.engine.launch import (
     LaunchedServer,
     ServerConfig,
-    initialise,
     log_tail,
     option_text,
     options_for_copy,

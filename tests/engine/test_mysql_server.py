@@ -10,8 +10,9 @@ import pytest
 
 from backupd.engine.client import Connection
 from backupd.engine.dialect import dialect_of
+from backupd.engine.emptysystem import initialise
 from backupd.engine.grants import needs, read_grants
-from backupd.engine.launch import LaunchedServer, ServerConfig, initialise, options_for_copy
+from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.probe import examine, probe
 from backupd.engine.snapshot import Snapshot
 from backupd.engine.tables import TableName, list_tables

@@ -16,7 +16,7 @@ def test_a_policy_is_told_in_sentences(tmp_path: Path) -> None:
         ("A copy of what changed since the one before is taken at 02:00 on mon-sat; after 7 of them a full one is "
          "taken instead."),
         "The tables shop.* except shop.audit_*, none above 2.0 GiB are dumped at 04:00 every day.",
-        "The binary log is followed as it is written and stored every 10.0s.",
+        "The binary log is followed as it is written and stored every 10.0s; at most 10.0 GiB wait in the spool.",
         "/etc/mysql, /usr/local/bin/rotate-audit are kept with each backup.",
         "A backup succeeds only when it is at local.",
         "Afterwards it is copied to offsite and to vault.",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.lint import CROWD, advice, crowds
+from policies.lint import CROWD, advice, crowds, not_yet_active
 from policies.load import Loaded, load
 from policies.reference import example
 from policies.schema import Policy
@@ -96,6 +96,21 @@ def test_a_window_without_any_full_backup_is_named(tmp_path: Path) -> None:
     assert any("no full backup is taken" in text for text in advised(tmp_path, "\n".join(lines) + "\n"))
 
 
+def test_what_needs_the_binary_log_is_named_where_none_is_streamed(tmp_path: Path) -> None:
+    text = changed("binlog: {stream: true, checkpoint: 10s}\n", "binlog: {stream: false}\n").replace(
+        'schedule: "0 6 * * *"', 'schedule: "0 6 * * *", target: "2026-11-21T09:41:03Z"')
+    fields = [one.partition(": ")[0] for one in advised(tmp_path, text + 'witness: {schedule: "0 */6 * * *"}\n')]
+    assert {"test_restore.target", "witness.schedule"} <= set(fields)
+    fields = [one.partition(": ")[0] for one in advised(tmp_path, COMPLETE + 'witness: {schedule: "0 */6 * * *"}\n')]
+    assert fields == []
+
+
+def test_a_policy_of_dumps_is_told_that_the_binary_log_is_not_replayed_on_them(tmp_path: Path) -> None:
+    policy = loaded(tmp_path, "\n".join(line for line in COMPLETE.splitlines() if not line.startswith("physical"))
+                    ).policies["gold"]
+    assert [line.partition(":")[0] for line in not_yet_active(policy)] == ["logical", "binlog"]
+
+
 def test_only_folders_is_no_off_site_copy(tmp_path: Path) -> None:
     disks = TWO.replace("{type: s3, bucket: acme-backups}", "{type: filesystem, path: /mnt/nas}")
     assert [text.partition(":")[0] for text in advised(tmp_path, COMPLETE, disks)] == ["destinations"]
@@ -140,4 +155,4 @@ def test_servers_of_several_policies_count_together(tmp_path: Path) -> None:
 def test_a_policy_with_the_least_is_advised_all_the_rest() -> None:
     least = Policy.model_validate({"binlog": {}, "destinations": {"required": ["local"]}})
     assert [text.partition(":")[0] for text in advice(least)] == [
-        "physical", "logical", "config_files", "destinations", "test_restore", "verify"]
+        "physical", "logical", "config_files", "destinations", "test_restore", "verify", "binlog"]

@@ -254,6 +254,11 @@ def test_one_mistake_in_the_configuration_is_one_problem(tmp_path: Path, text: s
     ("verify: {subset: 10%}", "verify.schedule", "is missing"),
     ("password: geheim", "password", "secrets have no place"),
     ("schedule: daily", "schedule", "each leg has its own"),
+    ("binlog: {checkpoint: 500ms}", "binlog.checkpoint", "greater than or equal to 1 second"),
+    ("binlog: {checkpoint: 2h}", "binlog.checkpoint", "less than or equal to 1 hour"),
+    ("binlog: {max_spool: 1MiB}", "binlog.max_spool", "greater than or equal to 67108864"),
+    ('witness: {enabled: false, schedule: "0 3 * * *"}', "witness.schedule", "leave out one of the two"),
+    ('witness: {schedule: "sometimes"}', "witness.schedule", "cron"),
     ("witness: {max_durations: 5m}", "witness.max_durations", "did you mean `max_duration`?"),
 ])
 def test_one_mistake_in_a_policy_is_one_problem(tmp_path: Path, text: str, field: str, message: str) -> None:

@@ -11,7 +11,8 @@ from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.manifest import Stats
 from backupd.model.server import Position
 from restore.plan import Plan, Rate
-from restore.planner import Preferences, make_plan, same_position
+from restore.planner import Preferences, make_plan
+from restore.points import same_position
 from restore.target import parse_target
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -27,8 +27,9 @@ TOOL_PRIVILEGES = ("RELOAD", "PROCESS", "LOCK TABLES", "BINLOG MONITOR")
 """What mariadb-backup itself asks for on *.* (its page "Authentication and Privileges")."""
 SERVICE_PRIVILEGES = (
     *TOOL_PRIVILEGES, "SELECT", "SHOW VIEW", "EVENT", "TRIGGER", "SLAVE MONITOR", "BINLOG ADMIN",
+    "REPLICATION SLAVE",
 )  # fmt: skip
-"""The tool's, and what probe, census and witness read."""
+"""The tool's, and what probe, census, witness and stream read."""
 
 
 class PrivateServer(Server):

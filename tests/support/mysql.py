@@ -142,7 +142,7 @@ class MySQLServer(Server):
                 raise
 
     def create_backup_users(self) -> None:
-        wanted = needs(dialect_of(self.flavour, self.version))
+        wanted = needs(dialect_of(self.flavour, self.version), binlog=True)
         self.create_user(BACKUP_USER, BACKUP_PASSWORD, [need.privilege for need in wanted if need.required])
         self.create_user(SERVICE_USER, SERVICE_PASSWORD, [need.privilege for need in wanted])
         if self.version >= Version(8, 0, 17):

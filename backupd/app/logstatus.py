@@ -1,0 +1,132 @@
+"""`backupd binlog status`: what is streamed, what each destination holds, and how far it is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from backupd.app.wiring import Wiring, owner_is_alive
+from backupd.model.binlog import Branch, Run
+from backupd.model.clock import format_time
+from policies.lint import streams
+
+DAY = timedelta(days=1)
+NOT_RUNNING = "not running"
+OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one destination has of a server's binary logs. ``since``, ``latest``: both ends of the newest run;
+    ``worst``: the most seconds that it was behind within a day; ``waiting``: bytes in the spool."""
+
+    destination: str
+    runs: int
+    segments: int
+    bytes: int
+    stored: int
+    since: str
+    latest: str
+    confirmed_at: datetime | None
+    behind: float | None
+    worst: float | None
+    waiting: int | None
+    error: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.destination, "runs": self.runs, "segments": self.segments, "bytes": self.bytes,
+                "bytes_stored": self.stored, "from": self.since or None, "latest": self.latest or None,
+                "confirmed_at": format_time(self.confirmed_at) if self.confirmed_at else None,
+                "rpo_seconds": _rounded(self.behind), "worst_rpo_seconds_of_a_day": _rounded(self.worst),
+                "bytes_behind": self.waiting, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatus:
+    """``state``: of the stream, ``off`` where the policy asks for none, ``not running`` where its process is gone.
+    ``stream``: what that said of itself last, at ``told_at``."""
+
+    server: str
+    state: str
+    stream: Mapping[str, Any] | None
+    told_at: datetime | None
+    branch: Branch | None
+    branches: int
+    gaps: int
+    destinations: tuple[Held, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"server": self.server, "state": self.state, "branch": self.branch.id if self.branch else None,
+                "branches": self.branches, "gaps": self.gaps,
+                "destinations": [held.as_json() for held in self.destinations],
+                "updated_at": format_time(self.told_at) if self.told_at else None,
+                "stream": dict(self.stream) if self.stream is not None else None}
+
+
+def status(wiring: Wiring, server: str | None = None) -> tuple[LogStatus, ...]:
+    """Of one server, or of all that stream or ever did. Raises NotFoundError for one that nobody knows."""
+    known = wiring.catalog.binlogs.servers()
+    if server is not None:
+        if server not in known:
+            wiring.settings.server(server)
+        return (_status(wiring, server),)
+    names = {*known, *(name for name in wiring.settings.servers if _is_streamed(wiring, name))}
+    return tuple(_status(wiring, name) for name in sorted(names))
+
+
+def _status(wiring: Wiring, server: str) -> LogStatus:
+    binlogs, now = wiring.catalog.binlogs, wiring.clock()
+    branches = binlogs.branches(server)
+    said = binlogs.stream_state(server)
+    stream, told_at = said if said is not None else (None, None)
+    runs: dict[str, list[Run]] = {}
+    for run in binlogs.runs(server):
+        runs.setdefault(run.destination, []).append(run)
+    told: Mapping[str, Any] = stream.get("destinations", {}) if stream is not None else {}
+    worst = wiring.catalog.lags.worst(server, now - DAY)
+    names = dict.fromkeys([*_places(wiring, server), *sorted(runs), *sorted(told)])
+    return LogStatus(
+        server, _state(wiring, server, stream), stream, told_at, branches[-1] if branches else None, len(branches),
+        len(binlogs.gaps(server)),
+        tuple(_held(name, runs.get(name, []), branches, told.get(name, {}), worst.get(name), now) for name in names))
+
+
+def _held(name: str, runs: list[Run], branches: tuple[Branch, ...], told: Mapping[str, Any], worst: float | None,
+          now: datetime) -> Held:
+    current = branches[-1] if branches else None
+    newest = next((run for run in reversed(runs) if current is not None and run.branch == current.id), None)
+    confirmed = newest.confirmed_at if newest is not None else None
+    since = latest = ""
+    if newest is not None and current is not None:
+        since = f"{current.file(newest.first_number)}:{newest.first_pos}"
+        latest = f"{current.file(newest.last_number)}:{newest.last_pos}"
+    return Held(
+        name, len(runs), sum(run.segments for run in runs), sum(run.size for run in runs),
+        sum(run.stored for run in runs), since, latest, confirmed,
+        max(0.0, (now - confirmed).total_seconds()) if confirmed is not None else None, worst,
+        told.get("bytes_behind"), str(told.get("error") or ""))
+
+
+def _state(wiring: Wiring, server: str, stream: Mapping[str, Any] | None) -> str:
+    if not _is_streamed(wiring, server):
+        return OFF
+    if stream is None or not owner_is_alive(str(stream.get("owner", ""))):
+        return NOT_RUNNING
+    return str(stream.get("state", ""))
+
+
+def _is_streamed(wiring: Wiring, server: str) -> bool:
+    if server not in wiring.settings.servers:
+        return False
+    found = wiring.settings.server(server)
+    return found.usable and streams(found.policy)
+
+
+def _places(wiring: Wiring, server: str) -> tuple[str, ...]:
+    return tuple(wiring.settings.server(server).required) if _is_streamed(wiring, server) else ()
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return round(seconds, 3) if seconds is not None else None

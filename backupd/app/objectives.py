@@ -1,0 +1,141 @@
+"""What was promised against what is: the policy's objectives, looked at all the time, told when one is broken.
+
+``rpo``: the age of the latest moment that could be restored now. ``rto``: how long a restore to that moment would take,
+by what restores took so far.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+
+from backupd.app.incidents import RPO, RTO, Incidents, Pair
+from backupd.app.logs import say
+from backupd.app.settings import ServerSettings
+from backupd.app.wiring import Wiring
+from backupd.model.clock import format_time
+from backupd.model.errors import BackupdError
+from backupd.model.event import Event, Severity
+from backupd.model.units import format_duration
+from backupd.recovery.timeline import Timeline
+from policies.lint import streams
+
+Read = Callable[[Wiring, str], Timeline]
+"""The timeline of a server as it is now."""
+
+EVERY = timedelta(seconds=30)
+CALM = timedelta(minutes=1)
+"""An objective counts as kept again when it was kept for so long, or for its own length: not at the first breath."""
+_LATE_CHECKPOINTS = 3
+
+Told = tuple[Pair, Event, bool]
+"""An incident's pair, what to say of it, and whether it is broken."""
+
+
+class ObjectivesWatch:
+    """Looks at every server now and then, in a thread of its own, so that the service goes on meanwhile."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._incidents: Incidents | None = None
+        self._kept_since: dict[tuple[Pair, str], datetime] = {}
+        self._due: datetime | None = None
+        self._thread: threading.Thread | None = None
+        self._trouble = ""
+
+    def look(self, wiring: Wiring, now: datetime) -> None:
+        """Begin, if it is time for it and the last time is over."""
+        soon = self._due is not None and timedelta(0) < self._due - now <= EVERY
+        if soon or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._due = now + EVERY
+        # A daemon thread: the service may end in the middle, and the next one looks again.
+        self._thread = threading.Thread(target=self.step, args=(wiring, now), name="objectives", daemon=True)
+        self._thread.start()
+
+    def step(self, wiring: Wiring, now: datetime) -> None:
+        """One look at every server. What fails is logged, once, and tried again."""
+        troubles = []
+        for name in wiring.settings.servers:
+            try:
+                self._look(wiring, wiring.settings.server(name), now)
+            except BackupdError as error:
+                troubles.append(f"{name}: {error}")
+            except Exception as error:  # noqa: BLE001  one server's rows must not be the others' trouble; all is told
+                troubles.append(f"{name}: {''.join(traceback.format_exception(error))}")
+        trouble = "\n".join(troubles)
+        if trouble and trouble != self._trouble:
+            say("objectives-trouble", trouble, level=logging.WARNING)
+        self._trouble = trouble
+
+    def _look(self, wiring: Wiring, server: ServerSettings, now: datetime) -> None:
+        if not server.usable:
+            return
+        if self._incidents is None:
+            self._incidents = Incidents(wiring.catalog)
+        promised = server.policy.objectives
+        if promised.rpo is None and promised.rto is None and not streams(server.policy):
+            return
+        timeline = self._read(wiring, server.name)
+        self._note_lags(wiring, server, timeline)
+        for pair, event, broken in (*_rpo(timeline, server, now), *_rto(timeline, server, now)):
+            if broken:
+                self._kept_since.pop((pair, server.name), None)
+                self._incidents.broken(pair, event)
+            else:
+                since = self._kept_since.setdefault((pair, server.name), now)
+                length = promised.rpo if pair is RPO and promised.rpo is not None else CALM
+                if not self._incidents.is_open(pair, server.name, "") or now - since >= max(CALM, length):
+                    self._incidents.mended(pair, event)
+
+    def _note_lags(self, wiring: Wiring, server: ServerSettings, timeline: Timeline) -> None:
+        """What a stream that does not run cannot tell: how far behind its destinations are."""
+        leg = server.policy.binlog
+        if leg is None or not streams(server.policy):
+            return
+        late = max(EVERY, _LATE_CHECKPOINTS * leg.checkpoint)
+        for reach in timeline.destinations:
+            if reach.rpo is not None and reach.rpo > late:
+                wiring.catalog.lags.note(server.name, reach.name, reach.rpo.total_seconds(), timeline.now)
+
+
+def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
+    promised = server.policy.objectives.rpo
+    if promised is None:
+        return
+    name, latest, lost = server.name, timeline.latest, timeline.rpo
+    limit = format_duration(promised.total_seconds())
+    if latest is None or lost is None:
+        yield RPO, Event(now, RPO.broken, Severity.ERROR, f"{name} cannot be recovered at all, and objectives.rpo "
+                         f"promises that at most {limit} of work are lost", server=name,
+                         hint=f"take a full backup now: backupd backup {name}"), True
+    elif lost > promised:
+        lines = [f"{reach.name}: {format_time(reach.latest) if reach.latest else 'nothing'}"
+                 for reach in timeline.destinations]
+        yield RPO, Event(now, RPO.broken, Severity.ERROR,
+                         f"were {name} lost now, {format_duration(lost.total_seconds())} of work would be lost; "
+                         f"objectives.rpo promises {limit}", server=name,
+                         detail="\n".join(["the latest moment that can be restored from", *lines]),
+                         hint=f"see what holds it up: backupd binlog status {name}; backupd jobs {name}"), True
+    else:
+        yield RPO, Event(now, RPO.mended, Severity.INFO, f"{name}: objectives.rpo ({limit}) is kept again",
+                         server=name), False
+
+
+def _rto(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
+    promised = server.policy.objectives.rto
+    if promised is None or timeline.predicted_rto is None:
+        return  # what nothing is known of is neither kept nor broken
+    name, limit = server.name, format_duration(promised.total_seconds())
+    if timeline.predicted_rto > promised:
+        yield RTO, Event(now, RTO.broken, Severity.ERROR,
+                         f"a restore of {name} would take {format_duration(timeline.predicted_rto.total_seconds())}; "
+                         f"objectives.rto promises {limit}", server=name,
+                         hint=f"take full backups more often, so that less is replayed: backupd plan {name} tells what "
+                              "takes how long"), True
+    else:
+        yield RTO, Event(now, RTO.mended, Severity.INFO, f"{name}: objectives.rto ({limit}) is kept again",
+                         server=name), False

@@ -1,0 +1,282 @@
+"""Where a connection to the server begins, after what is here was held against what is there.
+
+The decisions are continuity's; here is what they need (scans, SQL, a file fetched once more) and what follows from
+them: branches and gaps in the spool, events for whoever listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+from backupd.binlog import continuity
+from backupd.binlog.continuity import Compared, Fork, GoOn, Tail
+from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, head_of
+from backupd.binlog.spool import Spool, Spooled
+from backupd.binlog.status import StreamEvent, StreamEventKind
+from backupd.engine.binlogscan import Scan, scan
+from backupd.engine.binlogsource import BinlogSource, ListedLog, SourceState
+from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap, Transaction
+from backupd.model.clock import Clock
+from backupd.model.gtid import covers
+from backupd.model.ids import new_id
+from backupd.model.server import Position
+
+_LOOKS_BACK = 3
+"""How many earlier files are fetched once more to find where a history forked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A connection begins with the server's file ``name`` of ``branch``; ``kept``: what is here of it already."""
+
+    branch: Branch
+    number: int
+    name: str
+    kept: Spooled | None
+
+
+class Approach:
+    """``fetch``: copies one of the server's files as it is now, and says where. ``wanted``: as of Streamer."""
+
+    def __init__(self, server: str, source: BinlogSource, spool: Spool, *, fetch: Callable[[str], Path],
+                 wanted: Position | None, clock: Clock, tell: Callable[[StreamEvent], None]) -> None:
+        self._server = server
+        self._source = source
+        self._spool = spool
+        self._fetch = fetch
+        self._wanted = wanted
+        self._clock = clock
+        self._tell = tell
+
+    def where(self, state: SourceState) -> Start:
+        """Raises ServerError, ToolError, OSError, DamagedError for a file here that cannot be read."""
+        newest = self._spool.newest()
+        if newest is None:
+            return self._first(state)
+        branch = self._spool.branches()[-1]
+        if branch.basename != state.basename:
+            return self._renamed(newest, state)
+        if _listed(state, newest.number) is None:
+            tail = self._tail(newest)
+            found = continuity.without_file(tail, self._spool.seen(), state, self._source.previous_gtids)
+            return self._follow(found if found is not None else self._look_back(tail, branch, state), newest, state)
+        if why := continuity.restored(self._spool.seen(), state):
+            return self._was_restored(newest, state, why)
+        return Start(branch, newest.number, newest.name, newest)
+
+    def differs(self, start: Start, equal: int) -> Start | None:
+        """The server's file is the same as ``start.kept`` for ``equal`` bytes only: shorter, or another one then.
+
+        None: nothing that counts is different, and the spool was put right: begin there again.
+        """
+        if start.kept is None:
+            raise ValueError("nothing was compared")
+        state = self._source.look()
+        tail = self._tail(start.kept)
+        found = continuity.with_file(tail, self._compared(start.kept, equal, tail), self._spool.seen(), state,
+                                     self._source.previous_gtids)
+        if isinstance(found, GoOn):
+            self._spool.cut(start.kept, tail.end)
+            return None
+        return self._follow(found or self._look_back(tail, start.branch, state), start.kept, state)
+
+    def skip(self, newest: Spooled, state: SourceState) -> Start | None:
+        """The server cannot read on behind ``newest``: in the rest of it, or in the file after it. None: no file
+        follows yet with which it can go on."""
+        tail = self._tail(newest)
+        bad = newest.number if tail.ended is None else newest.number + 1
+        following = next((log for log in state.logs if log.number > bad), None)
+        if following is None:
+            return None
+        before = self._source.previous_gtids(following.name)
+        whole = bool(before and tail.after) and covers(tail.after, before or "", mariadb=state.mariadb)
+        gap = "" if whole and bad == newest.number else (
+            f"the server itself cannot read {newest.name} behind {tail.end}" if bad == newest.number else
+            f"the server itself cannot read the file after {newest.name}")
+        return self._follow(GoOn(following.number, gap), newest, state)
+
+    # --- what follows
+
+    def _first(self, state: SourceState) -> Start:
+        """Nothing is here of the newest branch."""
+        branches = self._spool.branches()
+        if not branches:
+            names = {log.name: log.number for log in state.logs}
+            wanted = self._wanted.file if self._wanted else ""
+            return self._begin(Fork(BranchReason.FIRST, names.get(wanted, state.logs[-1].number), None,
+                                    names_go_on=False, note="the stream of this server begins"), state)
+        branch, log = branches[-1], _listed(state, branches[-1].first_number)
+        if branch.basename == state.basename and log is not None and not continuity.another(self._spool.seen(), state):
+            return Start(branch, log.number, log.name, None)
+        return self._begin(Fork(BranchReason.UNKNOWN, state.logs[-1].number, None, names_go_on=False,
+                                note="the file with which the branch before was to begin was never copied"), state)
+
+    def _follow(self, found: GoOn | Fork, newest: Spooled, state: SourceState) -> Start:
+        if isinstance(found, Fork):
+            return self._begin(self._placed(found, newest, state), state, newest)
+        branch = self._spool.branches()[-1]
+        tail = self._close(newest)
+        log = _listed(state, found.number)
+        if log is None:
+            raise ValueError(f"the server does not list a file {found.number}")
+        if found.gap:
+            before = Position(log.name, FIRST_EVENT, self._source.previous_gtids(log.name) or "")
+            gap = Gap(self._server, branch.id, "", tail.place, before, _scanned(newest.path).last_at, None, found.gap,
+                      self._clock())
+            self._spool.add_gap(gap)
+            self._tell(StreamEvent(
+                StreamEventKind.GAP, self._clock(), f"binary logs of {self._server} are missing: {found.gap}",
+                detail=f"nothing is there between {tail.name}:{tail.end} and {log.name}",
+                hint="take a full backup now: recovery across the gap is not possible; and let the server keep its"
+                " binary logs longer (binlog_expire_logs_seconds)", branch=branch, gap=gap))
+        return Start(branch, log.number, log.name, None)
+
+    def _begin(self, fork: Fork, state: SourceState, newest: Spooled | None = None) -> Start:
+        if newest is not None:
+            self._close(newest)
+        before = self._spool.branches()
+        parent = before[-1] if before else None
+        seen = self._spool.seen()
+        now = self._clock()
+        named = max(now, parent.noticed_at + timedelta(seconds=1)) if parent else now  # ids sort by seconds
+        log = _listed(state, fork.number) or next((log for log in state.logs if log.number > fork.number),
+                                                  state.logs[-1])
+        branch = Branch(
+            server=self._server, id=new_id(named), noticed_at=named, reason=fork.reason,
+            server_uuid=state.server_uuid, flavour=str(state.flavour), basename=state.basename,
+            first_number=log.number, since=seen.at if seen else parent.noticed_at if parent else None,
+            parent=parent.id if parent else None, fork=fork.fork, names_go_on=fork.names_go_on, note=fork.note)
+        self._spool.begin(branch)
+        self._spool.note(continuity.seen_now(state, now))
+        across = ("" if parent is None else "its fork is known: "
+                  f"{_shown(fork.fork)}" if fork.fork else "where it forked is not known")
+        self._tell(StreamEvent(
+            StreamEventKind.BRANCH, now, f"a branch of {self._server} begins with {log.name}: {fork.note}",
+            detail=across,
+            hint="" if parent is None else "take a full backup now: what was archived before stays, and is recovered"
+            " as before; across the fork only where it is known", branch=branch))
+        return Start(branch, log.number, log.name, None)
+
+    def _close(self, newest: Spooled) -> Tail:
+        """Nothing more comes to it: half a transaction at its end leaves it."""
+        tail = self._tail(newest)
+        if newest.ended is None:
+            if tail.end < newest.size:
+                newest = self._spool.cut(newest, tail.end)
+            self._spool.end(newest, ending_of(newest.path, newest.size))
+        return tail
+
+    def _renamed(self, newest: Spooled, state: SourceState) -> Start:
+        """The server calls its files otherwise now."""
+        tail = self._tail(newest)
+        seen = self._spool.seen()
+        found = continuity.without_file(tail, seen, state, self._source.previous_gtids)
+        if not isinstance(found, Fork):
+            found = Fork(BranchReason.UNKNOWN, state.logs[0].number, None, names_go_on=False,
+                         note=f"the server's binary logs are called {state.basename} now")
+        return self._follow(found, newest, state)
+
+    def _was_restored(self, newest: Spooled, state: SourceState, why: str) -> Start:
+        """Is the file that is here at the server as it was, so that the history ends with it?"""
+        branch = self._spool.branches()[-1]
+        path = self._fetch(newest.name)
+        with newest.path.open("rb") as kept, path.open("rb") as fresh:
+            equal = Comparison(kept, fresh).go_on()
+        if equal < newest.size:
+            start = self.differs(Start(branch, newest.number, newest.name, newest), equal)
+            return start or Start(branch, newest.number, newest.name, self._spool.newest())
+        if _listed(state, newest.number + 1) is None:
+            return Start(branch, newest.number, newest.name, newest)
+        if newest.ended is None:
+            newest = self._spool.take(branch, newest.number, newest.name)
+        return self._follow(continuity.after_restore(self._tail(newest), why), newest, state)
+
+    # --- evidence
+
+    def _tail(self, file: Spooled) -> Tail:
+        found = _scanned(file.path)
+        ended = file.ended
+        if ended is None and (told := ending_of(file.path, file.size)) is not Ending.CUT:
+            ended = told
+        return Tail(file.name, file.number, found.end, found.gtids_before, found.gtids_after, ended)
+
+    def _compared(self, kept: Spooled, equal: int, tail: Tail) -> Compared:
+        head = head_of(kept.path)
+        if head is None or equal < head.size:
+            return Compared(None, 0, lost=True)
+        same = _scanned(kept.path, stop=equal)
+        return Compared(Position(kept.name, same.end, same.gtids_after), same.transactions, lost=tail.end > same.end)
+
+    def _look_back(self, tail: Tail, branch: Branch, state: SourceState) -> Fork:
+        """Is a file before it still the same at the server?"""
+        fetched = 0
+        after = tail.before
+        for mark in reversed(self._spool.fingerprints()):
+            if mark.number >= tail.number or fetched == _LOOKS_BACK:
+                continue
+            log = _listed(state, mark.number)
+            if log is not None and log.size >= mark.size:
+                fetched += 1
+                path = self._fetch(log.name)
+                same = (path.stat().st_size == mark.size
+                        and fingerprint_of(path, branch.id, mark.number, mark.size) == mark)
+                if same:
+                    gtid = after if mark.number == tail.number - 1 else _scanned(path).gtids_after
+                    return continuity.looked_back(tail, state, Position(log.name, mark.size, gtid))
+        return continuity.looked_back(tail, state, None)
+
+    def _placed(self, fork: Fork, newest: Spooled, state: SourceState) -> Fork:
+        """For another server: with which of its files the branch begins, and what both share."""
+        if fork.reason is not BranchReason.FAILOVER:
+            return fork
+        tail = self._tail(newest)
+        if not tail.after or not state.history:
+            return replace(fork, number=state.logs[-1].number)
+        has = continuity.holder(state.history, mariadb=state.mariadb)
+        history, unshared = _history_of(newest.path, has, mariadb=state.mariadb)
+        number = continuity.first_covered(state, history, self._source.previous_gtids)
+        if number is None:
+            return fork
+        place = tail.place
+        if unshared is not None:
+            until = _scanned(newest.path, stop=unshared.start)
+            place = Position(newest.name, unshared.start, until.gtids_after)
+        members = [member for member in place.gtid.split(",") if member]
+        agreed = bool(members) and all(map(has, members))
+        lost = "; it lacks transactions that were archived" if unshared is not None else ""
+        return replace(fork, number=number, fork=place if agreed else None, note=fork.note + lost)
+
+
+def _history_of(path: Path, has: Callable[[str], bool], *, mariadb: bool) -> tuple[str, Transaction | None]:
+    """What is archived up to the end of a file, as ``continuity.holder`` reads it; the first transaction that the
+    server (``has``) lacks."""
+    head = head_of(path)
+    members = {tuple(member.split("-")[:2]): member for member in (head.gtids if head else ())}
+    unshared: list[Transaction] = []
+
+    def look(transaction: Transaction) -> None:
+        if mariadb and transaction.gtid:
+            members[tuple(transaction.gtid.split("-")[:2])] = transaction.gtid
+        if not unshared and not has(transaction.gtid):
+            unshared.append(transaction)
+
+    found = _scanned(path, look)
+    return (",".join(members.values()) if mariadb else found.gtids_after), unshared[0] if unshared else None
+
+
+def _scanned(path: Path, on_transaction: Callable[[Transaction], None] | None = None, *,
+             stop: int | None = None) -> Scan:
+    with path.open("rb") as file:
+        return scan(file, stop=stop, on_transaction=on_transaction)
+
+
+def _listed(state: SourceState, number: int) -> ListedLog | None:
+    return next((log for log in state.logs if log.number == number), None)
+
+
+def _shown(place: Position) -> str:
+    where = f"{place.file}:{place.pos}" if place.file else ""
+    return " ".join(filter(None, [where, f"GTID {place.gtid[:300]}" if place.gtid else ""]))

@@ -1,0 +1,164 @@
+"""Work at one destination, on a thread of its own: one that hangs or is slow holds back nobody else."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.engine.binlogscan import clear_flag
+from backupd.model.binlog import Branch, Segment, SegmentKey
+from backupd.model.clock import Clock
+from backupd.model.errors import DamagedError, NotFoundError
+from backupd.transfer import segments
+from backupd.transfer.lease import is_alive
+from backupd.transfer.pin import pins
+from backupd.transfer.segments import SegmentConflictError, Stored
+from backupd.transfer.segmentseal import Sealed
+from storage.destination import Destination
+
+_BOTH_KEPT = ("both are kept; somebody else streams to the same place, or the spool's file was changed. Give each "
+              "installation a destination of its own, or move the spool's folder away to begin a new branch")
+_CHUNK = 1 << 20
+_FLAGGED = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A segment was stored. ``replaced``: pieces at this destination that it holds."""
+
+    stored: Stored
+    replaced: tuple[SegmentKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Pieces were removed; none of them while a restore is reading logs of this server (``waits``)."""
+
+    keys: tuple[SegmentKey, ...]
+    waits: bool = False
+
+
+Outcome = Delivery | Dropped | BaseException
+Work = Callable[[], Delivery | Dropped]
+
+
+class Shipper:
+    """Does one work after the other; ``outcomes`` gets (destination, outcome) of each. The thread lasts until ``stop``.
+    """
+
+    def __init__(self, destination: Destination, clock: Clock,
+                 outcomes: queue.SimpleQueue[tuple[str, Outcome]]) -> None:
+        self._destination = destination
+        self._clock = clock
+        self._outcomes = outcomes
+        self._works: queue.Queue[Work | None] = queue.Queue(maxsize=1)
+        self._described: set[Branch] = set()
+        self._thread = threading.Thread(target=self._run, name=f"archive {destination.name}", daemon=True)
+        self.key: SegmentKey | None = None
+        """The segment that is being stored."""
+        self.busy_since: float | None = None
+        """Of time.monotonic; None while there is nothing to do."""
+
+    def store(self, sealed: Sealed, branch: Branch, plain: Path) -> None:
+        """Only while not busy. ``plain``: the file in the spool."""
+        self._begin(sealed.header.segment.key, lambda: self._store(sealed, branch, plain))
+
+    def drop(self, server: str, keys: tuple[SegmentKey, ...]) -> None:
+        """Only while not busy."""
+        self._begin(None, lambda: self._drop(server, keys))
+
+    def done(self) -> None:
+        """The outcome was taken: the next work may come."""
+        self.key = self.busy_since = None
+
+    def stop(self, timeout: float) -> None:
+        """No more work; waits for the one that is being done, but not for ever."""
+        deadline = time.monotonic() + timeout
+        while self._thread.is_alive():
+            try:
+                self._works.put(None, timeout=0.05)
+                break
+            except queue.Full:
+                if time.monotonic() > deadline:
+                    return
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _begin(self, key: SegmentKey | None, work: Work) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+        self.key, self.busy_since = key, time.monotonic()
+        self._works.put(work)
+
+    def _run(self) -> None:
+        while (work := self._works.get()) is not None:
+            outcome: Outcome
+            try:
+                outcome = work()
+            except BaseException as error:  # noqa: BLE001  not hidden: whoever takes the outcome judges it
+                outcome = error
+            self._outcomes.put((self._destination.name, outcome))
+
+    def _store(self, sealed: Sealed, branch: Branch, plain: Path) -> Delivery:
+        if branch not in self._described:
+            segments.put_branch(self._destination, branch)
+            self._described.add(branch)
+        stored = segments.put(self._destination, sealed, now=self._clock())
+        segment = sealed.header.segment
+        return Delivery(stored, self._replaced(segment, plain) if segment.start == 0 else ())
+
+    def _replaced(self, segment: Segment, plain: Path) -> tuple[SegmentKey, ...]:
+        """The pieces that ``segment`` holds, each compared with the file that it is said to be of."""
+        key = segment.key
+        found = []
+        for other in segments.of_file(self._destination, segment.server, key.branch, key.number):
+            if other.end > key.end and segment.is_final:
+                raise SegmentConflictError(
+                    f"destination {self._destination.name} holds more of {segment.file} than the server ever wrote",
+                    detail=f"bytes {other.start} to {other.end} of branch {key.branch} are there, and the file ended "
+                           f"at {key.end}", hint=_BOTH_KEPT)
+            if other != key and other.end <= key.end:
+                self._compare(segment.server, other, plain)
+                found.append(other)
+        return tuple(found)
+
+    def _compare(self, server: str, key: SegmentKey, plain: Path) -> None:
+        try:
+            there = segments.load_header(self._destination, server, key).segment.sha256
+        except (DamagedError, NotFoundError):
+            return  # worth nothing, or gone: the larger one is what counts
+        here = digest_of(plain, key.start, key.end)
+        if here != there:
+            raise SegmentConflictError(
+                f"destination {self._destination.name} holds a piece of binary log {key.number} of {server} that is "
+                "not what the server's file says now",
+                detail=f"bytes {key.start} to {key.end} of branch {key.branch}: SHA-256 {there} there, {here} here",
+                hint=_BOTH_KEPT)
+
+    def _drop(self, server: str, keys: tuple[SegmentKey, ...]) -> Dropped:
+        now = self._clock()
+        if any(is_alive(pin, now) and (pin.owner is None or any(owner == server for owner, _id in pin.backups))
+               for pin in pins(self._destination)):
+            return Dropped((), waits=True)
+        for key in keys:
+            segments.remove(self._destination, server, key)
+        return Dropped(keys)
+
+
+def digest_of(path: Path, start: int, end: int) -> str:
+    """SHA-256 of bytes ``[start, end)`` of a binary log as the archive counts it: with the in-use flag cleared."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        stream.seek(start)
+        left = end - start
+        while left and (data := stream.read(min(left, _CHUNK))):
+            left -= len(data)
+            if start == 0 and left + len(data) == end and len(data) >= _FLAGGED:
+                data = clear_flag(data[:_FLAGGED]) + data[_FLAGGED:]
+            digest.update(data)
+    return digest.hexdigest()

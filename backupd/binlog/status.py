@@ -1,0 +1,89 @@
+"""What a stream tells of itself: its state at a moment, and what happened to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from backupd.model.binlog import Branch, Gap
+from backupd.model.clock import format_time, parse_time
+from backupd.model.server import Position
+
+
+class StreamState(StrEnum):
+    STREAMING = "streaming"
+    """Every event comes as the server writes it."""
+    WAITING = "waiting"
+    """Not connected; it is tried again with growing pauses."""
+    PAUSED = "paused"
+    """The spool has no room; it goes on by itself when there is some."""
+    FAILED = "failed"
+    """Somebody has to change something (an account, an option, a program); tried again every minute all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """``branch``, ``file``, ``pos``: up to where the spool holds the log. ``server_position``: where the server was at
+    the last look, and ``server_time``: its own clock right *before* that look; both None while they are not known to be
+    of ``branch``. ``since``: when ``state`` began. ``restarts``: of the program, since the stream was started.
+    """
+
+    state: StreamState
+    since: datetime
+    branch: str = ""
+    file: str = ""
+    pos: int = 0
+    server_position: Position | None = None
+    server_time: datetime | None = None
+    error: str = ""
+    restarts: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "state": str(self.state), "since": format_time(self.since), "branch": self.branch, "file": self.file,
+            "pos": self.pos, "server_position": self.server_position.as_json() if self.server_position else None,
+            "server_time": format_time(self.server_time) if self.server_time else None, "error": self.error,
+            "restarts": self.restarts,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> StreamStatus:
+        return cls(
+            state=StreamState(data["state"]), since=parse_time(data["since"]), branch=data["branch"],
+            file=data["file"], pos=int(data["pos"]),
+            server_position=Position.from_json(data["server_position"]) if data["server_position"] else None,
+            server_time=parse_time(data["server_time"]) if data["server_time"] else None, error=data["error"],
+            restarts=int(data["restarts"]))
+
+
+class StreamEventKind(StrEnum):
+    CONNECTED = "connected"
+    LOST = "lost"
+    """The connection broke, or the server cannot be reached."""
+    FAILED = "failed"
+    """It will not work again before somebody changes something."""
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    BRANCH = "branch"
+    """A branch began; ``branch`` tells why."""
+    GAP = "gap"
+    """Binary logs are missing for ever; ``gap`` tells which."""
+    PURGE_ALARM = "purge-alarm"
+    """The server will soon remove binary logs that are not archived."""
+    PURGE_OVER = "purge-over"
+    """That danger is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """Something that people or other rooms want to know. ``detail``: evidence; ``hint``: what to do."""
+
+    kind: StreamEventKind
+    at: datetime
+    message: str
+    detail: str = ""
+    hint: str = ""
+    branch: Branch | None = None
+    gap: Gap | None = None

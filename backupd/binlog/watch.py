@@ -1,0 +1,86 @@
+"""What the server says of itself while its binary log comes: does it contradict that, and does anything still come?"""
+
+from __future__ import annotations
+
+import time
+
+from backupd.binlog import continuity
+from backupd.binlog.evidence import Seen
+from backupd.engine.binlogsource import SourceState
+from backupd.model.clock import Clock
+from backupd.model.gtid import covers
+
+_NOTE_SECONDS = 30.0
+_ROOM_SECONDS = 1.0
+
+
+class Watch:
+    """Of one connection, which began when the server was as ``begun`` says.
+
+    ``poll`` and ``stall`` in seconds: how often the server is asked, and after how long without a byte nothing more is
+    expected.
+    """
+
+    def __init__(self, begun: SourceState, *, poll: float, stall: float, clock: Clock) -> None:
+        self._begun = begun
+        self._last = begun
+        self._poll = poll
+        self._stall = stall
+        self._clock = clock
+        now = time.monotonic()
+        self._asked = self._room = now
+        self._noted = 0.0
+        self._moved = (0, now)
+
+    def is_due(self) -> bool:
+        """Is it time to ask the server?"""
+        return time.monotonic() - self._asked >= self._poll
+
+    def asked(self) -> None:
+        self._asked = time.monotonic()
+
+    def is_room_due(self) -> bool:
+        """Is it time to look how full the spool is?"""
+        now = time.monotonic()
+        if now - self._room < _ROOM_SECONDS:
+            return False
+        self._room = now
+        return True
+
+    def moved(self, count: int) -> None:
+        """``count`` changes with everything that comes."""
+        if count != self._moved[0]:
+            self._moved = (count, time.monotonic())
+
+    def is_stalled(self) -> bool:
+        return time.monotonic() - self._moved[1] >= self._stall
+
+    def contradiction(self, state: SourceState, number: int, size: int) -> str:
+        """Why ``state`` cannot be the server that sent ``size`` bytes of file ``number`` before; "" when it can."""
+        at = state.position
+        if continuity.another(self._seen(self._begun), state):
+            return "another server answers than the one that the log came from"
+        if why := continuity.restored(self._seen(self._last), state):
+            return f"the server's data was replaced: {why}"
+        if state.basename != self._begun.basename or (int(at.file.rpartition(".")[2]), at.pos) < (number, size):
+            return f"the server is at {at.file}:{at.pos}, before the place up to which its log came: it began anew"
+        if self._last.position.gtid and not covers(at.gtid, self._last.position.gtid, mariadb=state.mariadb):
+            return "the server lacks transactions that it had executed: its log began anew"
+        self._last = state
+        return ""
+
+    def is_note_due(self) -> bool:
+        """Is it time to write down what the server is?"""
+        now = time.monotonic()
+        if self._noted and now - self._noted < _NOTE_SECONDS:
+            return False
+        self._noted = now
+        return True
+
+    @property
+    def seen(self) -> Seen:
+        """What is to be remembered of the server."""
+        return self._seen(self._last)
+
+    def _seen(self, state: SourceState) -> Seen:
+        return continuity.seen_now(state, self._clock())

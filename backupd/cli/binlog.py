@@ -1,0 +1,169 @@
+"""``backupd binlog``: the archived binary logs: how the streams are, and which transaction did it.
+
+Documents: ``status`` gives a list of ``{"server", "state", "branch", "branches", "gaps", "destinations", "updated_at",
+"stream"}``; each destination has ``name``, ``runs``, ``segments``, ``bytes``, ``bytes_stored``, ``from``, ``latest``,
+``confirmed_at``, ``rpo_seconds``, ``worst_rpo_seconds_of_a_day``, ``bytes_behind``, ``error``. ``search`` gives a list
+of transactions: ``at``, ``precise``, ``gtid``, ``file``, ``pos``, ``end``, ``branch``, ``server_id``, ``changes``
+(``schema``, ``table``, ``kind``, ``rows``), ``statement``, ``state``, ``restore_before`` (a target).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backupd.cli.options import AnyServer, Config, Json, Server, remember
+from backupd.cli.screen import Screen
+from backupd.cli.session import session
+from backupd.model.binlog import ChangeKind
+from backupd.model.clock import format_time, parse_time
+from backupd.model.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from backupd.app.logstatus import Held, LogStatus
+    from backupd.app.search import Found
+
+SHOWN = 100
+"""Transactions of a search unless more are asked for."""
+
+app = typer.Typer(
+    help="Archived binary logs: the streams, and a search through what was committed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@app.callback()
+def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    remember(context, config, as_json)
+
+
+@app.command()
+def status(context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False) -> None:
+    """Show what is streamed, what each destination holds, and how far it is behind."""
+    with session(context, config, as_json) as run:
+        found = run.service.binlog_status(server)
+        run.screen.document([one.as_json() for one in found])
+        if not found:
+            run.screen.line("no binary log is streamed: `binlog: {stream: true}` in a policy asks for it")
+        for one in found:
+            _show(run.screen, one)
+
+
+def _show(screen: Screen, one: LogStatus) -> None:
+    stream = one.stream or {}
+    told = f", heard of at {format_time(one.told_at)}" if one.told_at is not None else ""
+    screen.line(f"{one.server}: {one.state}{told}", style="bold")
+    if stream.get("file"):
+        spooled = format_size(stream.get("spool_bytes") or 0)
+        screen.line(f"  copied up to {stream['file']}:{stream.get('pos')}, {spooled} in the spool")
+    if stream.get("error"):
+        screen.line(f"  {stream['error']}", style="red")
+    if one.branches > 1:
+        screen.line(f"  {one.branches} branches of its history; it is on {one.branch.id if one.branch else 'none'}")
+    if one.gaps:
+        screen.line(f"  {one.gaps} gaps: `backupd timeline {one.server}` names them", style="yellow")
+    numbers = ("BEHIND", "WORST OF A DAY", "LOGS", "STORED", "WAITING")
+    screen.table(("DESTINATION", "UP TO", "CONFIRMED", *numbers, "ERROR"), map(_row, one.destinations), right=numbers)
+    screen.line()
+
+
+def _row(held: Held) -> tuple[str, ...]:
+    return (held.destination, held.latest or "nothing yet", format_time(held.confirmed_at) if held.confirmed_at else "",
+            _seconds(held.behind), _seconds(held.worst), str(held.segments), format_size(held.stored),
+            "" if held.waiting is None else format_size(held.waiting), held.error)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else format_duration(value)
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}: write a time such as 2026-11-21T09:41:03Z") from None
+
+
+def _kinds(text: str) -> frozenset[ChangeKind]:
+    try:
+        return frozenset(ChangeKind(word.strip().lower()) for word in text.split(",") if word.strip())
+    except ValueError:
+        raise typer.BadParameter(f"kinds are {', '.join(ChangeKind)}, with commas between them") from None
+
+
+
+@app.command()
+def search(
+    context: typer.Context,
+    server: Server,
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", metavar="PATTERN", show_default=False,
+                     help="`shop.orders`, `shop.*`, or `orders` in any schema; several are allowed."),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option("--kind", metavar="KIND[,KIND]", show_default=False, help=f"Of: {', '.join(ChangeKind)}.")
+    ] = "",
+    since: Annotated[
+        datetime | None,
+        typer.Option("--since", parser=_moment, metavar="TIME", show_default=False, help="Committed then or later."),
+    ] = None,
+    until: Annotated[
+        datetime | None,
+        typer.Option("--until", parser=_moment, metavar="TIME", show_default=False, help="Committed then or earlier."),
+    ] = None,
+    gtid: Annotated[
+        str | None, typer.Option("--gtid", metavar="GTID", show_default=False, help="This very transaction.")
+    ] = None,
+    branch: Annotated[
+        str | None, typer.Option("--branch", metavar="ID", show_default=False, help="Of this branch only.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = SHOWN,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Search what was committed: who dropped that table, and what to restore to before it. Needs the private key."""
+    kinds = _kinds(kind)
+    with session(context, config, as_json) as run:
+        from backupd.model.errors import DamagedError, DestinationError
+
+        found: list[Found] = []
+        failure: DamagedError | DestinationError | None = None
+        try:
+            for one in run.service.search_binlogs(server, tables=table or (), kinds=tuple(kinds), since=since,
+                                                  until=until, gtid=gtid, branch=branch, limit=limit + 1):
+                found.append(one)
+        except (DamagedError, DestinationError) as error:
+            failure = error  # told after what was found
+        run.screen.document([one.as_json() for one in found[:limit]])
+        for one in found[:limit]:
+            _tell(run.screen, server, one)
+        if len(found) > limit:
+            run.screen.line(f"... and more: only the first {limit} are shown (--limit)", style="yellow")
+        if not found and failure is None:
+            run.screen.line("nothing found")
+        if failure is not None:
+            raise failure
+
+
+def _tell(screen: Screen, server: str, one: Found) -> None:
+    transaction = one.transaction
+    shown = ", ".join(_change(change.kind, change.schema, change.name, change.rows) for change in one.changes)
+    moment = format_time(transaction.at) + ("" if transaction.precise else " (to the second)")
+    name = transaction.gtid or "without a GTID"
+    screen.line(f"{moment}  {name}  {shown or 'no table'}  {one.file}:{transaction.start}", style="bold")
+    if transaction.state:
+        screen.line(f"    part of XA transaction {transaction.xid}: {transaction.state}")
+    if transaction.statement:
+        screen.line(f"    {' '.join(transaction.statement.split())[:200]}")
+    screen.line(f"    restore before it: backupd restore {server} --to {one.target}")
+
+
+def _change(kind: ChangeKind, schema: str, name: str, rows: int) -> str:
+    table = ".".join(word for word in (schema, name) if word)
+    count = f" of {rows} row{'s' if rows != 1 else ''}" if rows else ""
+    return f"{kind}{count} {'in ' if rows else ''}{table}".rstrip()

@@ -1,0 +1,130 @@
+"""The replication applier of a restored copy, pointed at a scratch source: what both families have in common.
+
+The served files end where the replay ends, so the applier needs no UNTIL for the stop: it runs, with all its workers,
+until it has applied all there is. Both threads are watched. A receiving thread that ended (1236: the files do not
+continue the copy) leaves the applying one waiting for ever; and a copy whose server id occurs in the events would skip
+those silently and reach the end all the same, which is why transactions are counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from backupd.engine.launch import LaunchedServer
+from backupd.model.errors import CancelledError, ServerError, ToolError
+from backupd.process.redact import redact
+
+CHANNEL = "backupd"
+"""The replication connection that a replay uses: others of the copy are not touched."""
+QUIET_SECONDS = 5.0
+"""How long an applier that says it has nothing to do may stand somewhere else than at the end."""
+_PAUSES = (0.02, 0.15)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the applier is. ``io`` and ``sql``: error number and text of the receiving and the applying thread.
+    ``running``: is the applying thread? ``idle``: it says that it waits for more. ``file``, ``pos``: applied."""
+
+    io: tuple[int, str]
+    sql: tuple[int, str]
+    running: bool
+    idle: bool
+    file: str
+    pos: int
+    gtids: str
+
+
+class Applier(Protocol):
+    """One replay by the copy's own replication; ``close`` makes the copy forget it."""
+
+    def prepare(self) -> None:
+        """Say what is executed already, leave out what is excluded, point at the source. Raises ServerError,
+        RefusedError."""
+        ...
+
+    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+        """Run to the end of the served files. Raises ServerError, ToolError, CancelledError."""
+        ...
+
+    def executed(self) -> str:
+        """All that the copy has executed, in the writing of model.gtid."""
+        ...
+
+    def applied(self) -> int:
+        """Transactions applied, as the server itself counted them."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def wait(
+    server: LaunchedServer,
+    look: Callable[[], Standing],
+    done: Callable[[Standing], bool],
+    moved: Callable[[Standing], None],
+    cancel: threading.Event | None,
+) -> Standing:
+    """Look until ``done``; gives the last look. Raises as ``Applier.apply``."""
+    pause, longest = _PAUSES
+    last: Standing | None = None
+    since = time.monotonic()
+    while True:
+        if cancel is not None and cancel.is_set():
+            raise CancelledError("the replay was cancelled", hint="the copy stands somewhere between start and target")
+        now = _looked(server, look)
+        for code, text, thread in ((*now.sql, "apply"), (*now.io, "receive")):
+            if code:
+                _fail(code, text, thread, now)
+        if done(now):
+            return now
+        if now != last:
+            last, since = now, time.monotonic()
+            moved(now)
+        elif not now.running or (now.idle and time.monotonic() - since > QUIET_SECONDS):
+            return now  # it did not come to the end: whoever compares says so
+        time.sleep(pause)
+        pause = min(pause * 1.3, longest)
+
+
+def _looked(server: LaunchedServer, look: Callable[[], Standing]) -> Standing:
+    try:
+        return look()
+    except ServerError as error:
+        if server.running:
+            raise
+        raise ToolError("the restored copy ended while logs were replayed onto it", detail=server.log_tail(),
+                        hint="its own log above tells why; the pipe (--replay-with pipe) is the other way") from error
+
+
+_HINTS: Mapping[int, str] = {
+    1032: "the copy lacks a row that the logs change: backup and logs are not of one history, or the source changed "
+          "rows without logging them; test an older backup",
+    1062: "the copy has a row already that the logs insert: the replay began too early, or rows were written without "
+          "logging them; test an older backup",
+    1146: "the copy lacks a table that the logs use, such as a temporary one from before the backup",
+    1236: "the logs do not continue where the copy stands; nothing after that can be replayed",
+    2003: "the scratch source ended: look at memory and disk, then restore again",
+    13114: "the logs do not continue where the copy stands; nothing after that can be replayed",
+}
+
+
+def _fail(code: int, text: str, thread: str, now: Standing) -> NoReturn:
+    raise ServerError(
+        f"the copy cannot {thread} the logs any further (error {code})",
+        detail=f"{redact(text)}\nit stands at {now.file}:{now.pos} {now.gtids}".rstrip(),
+        hint=_HINTS.get(code, "the text above is the server's; the pipe (--replay-with pipe) is the other way"))
+
+
+def place(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:
+    """Bytes of ``files`` (names and sizes) up to ``file:pos``; all of them for a file that comes behind."""
+    done = 0
+    for name, size in files:
+        if name == file:
+            return done + min(pos, size)
+        done += size
+    return done if file else 0

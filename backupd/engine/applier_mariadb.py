@@ -1,0 +1,116 @@
+"""MariaDB's applier: by GTID always, because its events always have one.
+
+Excluded transactions: the replay goes on until just before one (``UNTIL master_gtid_pos``, the state at that place),
+the position in its domain is set behind it, and on it goes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from backupd.engine.applier import CHANNEL, Standing, wait
+from backupd.engine.client import Session
+from backupd.engine.launch import LaunchedServer
+from backupd.engine.logsource import HOST, USER, LogSource
+from backupd.engine.logwalk import Walk
+from backupd.model.errors import ServerError
+from backupd.model.gtid import MariadbGtids
+
+_COUNTS = ("Slave_DDL_Groups", "Slave_Non_Transactional_Groups", "Slave_Transactional_Groups")
+
+
+class MariadbApplier:
+    """``found``: what the served files hold from the start on. ``workers`` 0: as the copy was started."""
+
+    def __init__(self, server: LaunchedServer, session: Session, source: LogSource, found: Walk,
+                 exclude: Sequence[str], workers: int) -> None:
+        self._server, self._session, self._source, self._found = server, session, source, found
+        self._exclude, self._workers = exclude, workers
+        self._applied = 0
+
+    def prepare(self) -> None:
+        if self._workers or len(self._found.domains) > 1:
+            # Workers apply domains independently of each other. The source did not: what one domain created is used in
+            # another, and only the order of the log is certain to be right.
+            self._session.execute("SET GLOBAL slave_parallel_threads = %s",
+                                  0 if len(self._found.domains) > 1 else self._workers)
+        self._session.execute(
+            f"CHANGE MASTER '{CHANNEL}' TO MASTER_HOST=%s, MASTER_PORT=%s, MASTER_USER=%s, MASTER_PASSWORD=%s, "
+            "MASTER_USE_GTID=slave_pos, MASTER_SSL=0", HOST, self._source.port, USER, self._source.password)
+
+    def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
+        for gtid in sorted(self._exclude, key=list(self._found.before).index):
+            before = self._found.before[gtid]
+            if not self._is_at(self._position(), before):
+                self._run(f" UNTIL master_gtid_pos='{before}'", lambda now: not now.running, moved, cancel)
+            if not self._is_at(self._position(), before):
+                raise ServerError(f"the replay did not stop before {gtid}",
+                                  detail=f"it stands at {self._position()}, not {before}")
+            self._session.execute("SET GLOBAL gtid_slave_pos = %s",
+                                  str(self._position().plus(MariadbGtids.parse(gtid))))
+        if not self._is_at(self._position(), self._found.end):
+            # No UNTIL: the files end here.
+            self._run("", lambda now: self._is_at(MariadbGtids.parse(now.gtids), self._found.end), moved, cancel)
+
+    def executed(self) -> str:
+        return str(self._position())
+
+    def applied(self) -> int:
+        return self._applied
+
+    def close(self) -> None:
+        forget(self._session)
+
+    def _run(self, until: str, done: Callable[[Standing], bool], moved: Callable[[Standing], None],
+             cancel: threading.Event | None) -> None:
+        before = self._count()
+        self._session.execute(f"START SLAVE '{CHANNEL}'{until}")
+        wait(self._server, self._look, done, moved, cancel)
+        self._session.execute(f"STOP SLAVE '{CHANNEL}'")
+        self._applied += self._count() - before
+
+    def _status(self) -> dict[str, object]:
+        return self._session.records(f"SHOW SLAVE '{CHANNEL}' STATUS")[0]
+
+    def _count(self) -> int:
+        status = self._status()
+        return sum(int(str(status[name])) for name in _COUNTS)
+
+    def _look(self) -> Standing:
+        status = self._status()
+        busy = self._session.scalar(
+            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE COMMAND = 'Slave_worker' "
+            "AND STATE <> 'Waiting for work from SQL thread'")
+        waits = str(status["Slave_SQL_Running_State"]).startswith("Slave has read all relay log")
+        return Standing(
+            io=(int(str(status["Last_IO_Errno"])), str(status["Last_IO_Error"])),
+            sql=(int(str(status["Last_SQL_Errno"])), str(status["Last_SQL_Error"])),
+            running=status["Slave_SQL_Running"] != "No", idle=waits and not busy,
+            file=str(status["Relay_Master_Log_File"]), pos=int(str(status["Exec_Master_Log_Pos"])),
+            gtids=str(self._position()))
+
+    def _position(self) -> MariadbGtids:
+        return position(self._session)
+
+    @staticmethod
+    def _is_at(now: MariadbGtids, there: MariadbGtids) -> bool:
+        return all(now.last.get(domain) == gtid for domain, gtid in there.last.items())
+
+
+def position(session: Session) -> MariadbGtids:
+    return MariadbGtids.parse(str(session.scalar("SELECT @@GLOBAL.gtid_slave_pos") or ""))
+
+
+def set_position(session: Session, found: Walk, state: MariadbGtids) -> None:
+    """Say what the copy has executed. What it has of other domains, which the logs do not hold, stays."""
+    others = {domain: gtid for domain, gtid in position(session).last.items() if domain not in found.end.last}
+    session.execute("SET GLOBAL gtid_slave_pos = %s", str(MariadbGtids(others).plus(state)))
+
+
+def forget(session: Session) -> None:
+    """Remove what a replay left on the copy, finished or not. Raises ServerError."""
+    for row in session.records("SHOW ALL SLAVES STATUS"):
+        if row["Connection_name"] == CHANNEL:
+            session.execute(f"STOP SLAVE '{CHANNEL}'")
+            session.execute(f"RESET SLAVE '{CHANNEL}' ALL")

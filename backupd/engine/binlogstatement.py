@@ -1,0 +1,261 @@
+"""What a statement in a binary log does, told from its text: which tables, in which way.
+
+No parser of SQL: the words at its beginning decide, and where tables stand after them. What is not understood changes
+``OTHER`` things; a data change whose tables are not found out is said to change everything (``wild``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from backupd.model.binlog import Change, ChangeKind
+
+READ_AT_MOST = 64 * 1024
+"""Characters of a statement that are looked at."""
+
+_TOKEN = re.compile(
+    r"""\s+ | --(?=\s)[^\n]* | \#[^\n]* | /\*M?!\d* | /\*.*?(?:\*/|\Z) | \*/
+      | (?P<quoted>`(?:[^`]++|``)*+`) | (?P<text>'(?:[^'\\]++|\\.|'')*+'?) | (?P<double>"(?:[^"\\]++|\\.|"")*+"?)
+      | (?P<word>[\w$]+) | (?P<mark>.)""", re.VERBOSE | re.DOTALL)
+_SECRET = re.compile(
+    r"""(\b(?:BY(?:\s+PASSWORD)?|AS|USING|REPLACE|VIA\s+\w+|\w*PASSWORD\s*[(=]?|FOR\s+\S+\s*=)\s*)
+        ('(?:[^'\\]++|\\.|'')*+'?|"(?:[^"\\]++|\\.|"")*+"?|0x[0-9a-f]+)""", re.VERBOSE | re.IGNORECASE)
+_MAY_HOLD_SECRETS = re.compile(r"IDENTIFIED|PASSWORD", re.IGNORECASE)
+_LEADING = frozenset({"OR", "REPLACE", "ONLINE", "OFFLINE", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "IGNORE",
+                      "TEMPORARY", "ALGORITHM", "DEFINER", "SQL", "SECURITY", "INVOKER", "UNDEFINED", "MERGE",
+                      "TEMPTABLE", "AGGREGATE"})
+_MODIFIERS = frozenset({"LOW_PRIORITY", "HIGH_PRIORITY", "DELAYED", "QUICK", "IGNORE", "INTO", "CONCURRENT", "LOCAL"})
+_TABLE_LIKE = frozenset({"TABLE", "TABLES", "VIEW", "SEQUENCE"})
+_OF_DATABASE = frozenset({"DATABASE", "SCHEMA"})
+_DDL = {"CREATE": ChangeKind.CREATE, "ALTER": ChangeKind.ALTER, "DROP": ChangeKind.DROP}
+_DATA = {"INSERT": ChangeKind.INSERT, "REPLACE": ChangeKind.INSERT, "UPDATE": ChangeKind.UPDATE,
+         "DELETE": ChangeKind.DELETE, "LOAD": ChangeKind.INSERT}
+_OF_TABLES = frozenset({"TRUNCATE", "RENAME", "ANALYZE", "OPTIMIZE", "REPAIR", "CHECK"})
+_OF_THE_SERVER = frozenset({"FLUSH", "GRANT", "REVOKE", "SET", "INSTALL", "UNINSTALL", "RESET", "PURGE", "SHUTDOWN"})
+_ACCOUNTS = frozenset({"USER", "ROLE", "SERVER", "TABLESPACE", "LOGFILE", "UNDO", "RESOURCE", "INSTANCE"})
+_NOT_DATA = frozenset({"LOCK", "UNLOCK", "USE", "BINLOG", "CACHE", "COMMIT", "ROLLBACK", "BEGIN"})
+_END_OF_TABLES = frozenset({"SET", "WHERE", "VALUES", "VALUE", "SELECT", "ORDER", "LIMIT", "RETURNING"})
+_JOIN = frozenset({"JOIN", "STRAIGHT_JOIN", ",", "FROM", "USING"})
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """``data``: does it change rows by a statement? ``wild``: of tables that are not known. ``temporary``: does it make
+    or drop a temporary table? ``load``: LOAD DATA."""
+
+    changes: tuple[Change, ...]
+    data: bool = False
+    wild: bool = False
+    temporary: bool = False
+    load: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    text: str
+    name: bool
+    """May it be a name?"""
+    quoted: bool = False
+
+    @property
+    def word(self) -> str:
+        """In upper case, empty for what is quoted."""
+        return "" if self.quoted else self.text.upper()
+
+
+def masked(text: str) -> str:
+    """The statement without passwords and their hashes."""
+    return _SECRET.sub(r"\1'***'", text) if _MAY_HOLD_SECRETS.search(text) else text
+
+
+def effect(text: str, schema: str) -> Effect:
+    """What ``text`` does when ``schema`` is the current one."""
+    coming = _tokens(text[:READ_AT_MOST])
+    first = next(coming, None)
+    if first is None:
+        return Effect(())
+    if first.word in _DATA:
+        return _data(first.word, _head(first.word, coming), schema)
+    tokens = [first, *coming]
+    if first.word == "WITH":
+        tokens = _after_with(tokens)
+    verb = tokens[0].word if tokens else ""
+    if verb in _DATA:
+        return _data(verb, _head(verb, iter(tokens[1:])), schema)
+    if verb in _DDL:
+        return _definition(_DDL[verb], tokens[1:], schema)
+    if verb in _OF_TABLES:
+        return Effect(_of_tables(verb, tokens, schema) or _other(schema))
+    unknown = verb not in _NOT_DATA | _OF_THE_SERVER
+    return Effect(_other("" if verb in _OF_THE_SERVER else schema), data=unknown, wild=unknown)
+
+
+def _head(verb: str, coming: Iterator[_Token]) -> list[_Token]:
+    """What stands before the data: values can be long, and no table is named behind them."""
+    ends = _END_OF_TABLES | {"("} if _DATA[verb] is ChangeKind.INSERT else _END_OF_TABLES
+    head: list[_Token] = []
+    depth = 0
+    for token in coming:
+        if not depth and token.word in ends and verb != "LOAD":
+            break
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        head.append(token)
+    return head
+
+
+def _of_tables(verb: str, tokens: list[_Token], schema: str) -> tuple[Change, ...]:
+    at = next((at for at, token in enumerate(tokens) if token.word in {"TABLE", "TABLES"}), 0)
+    names = _listed(tokens[at + 1:], schema)
+    if verb == "TRUNCATE":
+        return _changes(names[:1], ChangeKind.TRUNCATE)
+    if verb == "RENAME":
+        return _changes(names if at else [], ChangeKind.RENAME)
+    return _changes(names if at else [], ChangeKind.OTHER)
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    for match in _TOKEN.finditer(text):
+        kind, found = match.lastgroup, match.group()
+        if kind == "quoted":
+            yield _Token(found[1:-1].replace("``", "`"), name=True, quoted=True)
+        elif kind == "double":
+            yield _Token(found[1:-1].replace('""', '"'), name=True, quoted=True)
+        elif kind == "text":
+            yield _Token(found, name=False, quoted=True)
+        elif kind is not None:
+            yield _Token(found, name=kind == "word")
+
+
+def _after_with(tokens: list[_Token]) -> list[_Token]:
+    depth = 0
+    for at, token in enumerate(tokens):
+        depth += {"(": 1, ")": -1}.get(token.word, 0)
+        if not depth and token.word in {*_DATA, "SELECT"}:
+            return tokens[at:]
+    return []
+
+
+def _definition(kind: ChangeKind, tokens: list[_Token], schema: str) -> Effect:
+    at, temporary = 0, False
+    while at < len(tokens):
+        word = tokens[at].word
+        temporary |= word == "TEMPORARY"
+        if word == "DEFINER" and tokens[at + 1:at + 2] == [_Token("=", name=False)]:
+            at = _after_account(tokens, at + 1)
+        elif word in _LEADING or word == "=":
+            at += 1
+        else:
+            break
+    if at >= len(tokens):
+        return Effect(_other(schema))
+    what, rest = tokens[at].word, tokens[at + 1:]
+    while rest and rest[0].word in {"IF", "NOT", "EXISTS"}:
+        rest = rest[1:]
+    if what in _TABLE_LIKE:
+        names = _listed(rest, schema)
+        if kind is not ChangeKind.DROP:
+            names = names[:1]
+        if temporary:
+            return Effect(_changes(names, ChangeKind.OTHER), temporary=True)
+        renamed = _renamed(rest, schema) if kind is ChangeKind.ALTER else []
+        return Effect(_changes(names, kind) + _changes(renamed, ChangeKind.RENAME))
+    if what in _OF_DATABASE:
+        named = rest and rest[0].name and rest[0].word not in {"CHARACTER", "DEFAULT", "COLLATE", "CHARSET"}
+        return Effect((Change(rest[0].text if named else schema, "", kind),))
+    if what in {"INDEX", "TRIGGER"}:
+        on = next((number for number, token in enumerate(rest) if token.word == "ON"), len(rest))
+        meant = ChangeKind.ALTER if what == "INDEX" else ChangeKind.OTHER
+        return Effect(_changes(_listed(rest[on + 1:], schema)[:1], meant) or _other(schema))
+    return Effect(_other("" if what in _ACCOUNTS else schema))
+
+
+def _after_account(tokens: list[_Token], at: int) -> int:
+    """Behind ``= user@host`` or ``= CURRENT_USER()``."""
+    while at < len(tokens) and tokens[at].word == "=":
+        at += 1
+    at += 1
+    while at < len(tokens) and tokens[at].word in {"@", "(", ")"}:
+        at += 2 if tokens[at].word == "@" else 1
+    return at
+
+
+def _renamed(tokens: list[_Token], schema: str) -> list[tuple[str, str]]:
+    """The new name in an ALTER TABLE ... RENAME [TO|AS]."""
+    depth = 0
+    for at, token in enumerate(tokens[:-1]):
+        depth += {"(": 1, ")": -1}.get(token.word, 0)
+        if depth or token.word != "RENAME" or tokens[at + 1].word in {"COLUMN", "INDEX", "KEY"}:
+            continue
+        begin = at + 2 if tokens[at + 1].word in {"TO", "AS", "="} else at + 1
+        return _listed(tokens[begin:], schema)[:1]
+    return []
+
+
+def _data(verb: str, tokens: list[_Token], schema: str) -> Effect:
+    kind, load = _DATA[verb], verb == "LOAD"
+    if load:
+        at = next((at for at, token in enumerate(tokens) if token.word == "TABLE"), len(tokens))
+        names = _listed(tokens[at + 1:], schema)[:1]
+    else:
+        while tokens and tokens[0].word in _MODIFIERS:
+            tokens = tokens[1:]
+        if kind is ChangeKind.INSERT:
+            names = _listed(tokens, schema)[:1]
+        elif kind is ChangeKind.DELETE and tokens and tokens[0].word == "FROM" and not any(
+                token.word == "USING" for token in tokens):
+            names = _listed(tokens[1:], schema)[:1]
+        else:
+            names = _joined(tokens, schema)
+    return Effect(_changes(names, kind) or _other(schema), data=True, wild=not names, load=load)
+
+
+def _joined(tokens: list[_Token], schema: str) -> list[tuple[str, str]]:
+    """All tables that an UPDATE or a DELETE of several tables names: more than it changes, never fewer."""
+    found: list[tuple[str, str]] = []
+    expected, at = True, 0
+    while at < len(tokens):
+        word = tokens[at].word
+        if expected and tokens[at].name and word not in _JOIN | {"LATERAL", "SELECT"}:
+            name, at = _full_name(tokens, at, schema)
+            if name not in found:
+                found.append(name)
+            expected = False
+            continue
+        condition = word == "USING" and tokens[at + 1:at + 2] == [_Token("(", name=False)]
+        expected = (word in _JOIN and not condition) or (expected and word in {"(", "."})
+        at += 1
+    return found
+
+
+def _listed(tokens: list[_Token], schema: str) -> list[tuple[str, str]]:
+    """Names with commas, or TO, between them."""
+    found: list[tuple[str, str]] = []
+    at = 0
+    while at < len(tokens) and tokens[at].name:
+        if tokens[at].word in {"IF", "EXISTS", "NOT"}:
+            at += 1
+            continue
+        name, at = _full_name(tokens, at, schema)
+        found.append(name)
+        while at < len(tokens) and (tokens[at].word in {"WAIT", "NOWAIT"} or tokens[at].text.isdigit()):
+            at += 1
+        if at >= len(tokens) or tokens[at].word not in {",", "TO"}:
+            break
+        at += 1
+    return found
+
+
+def _full_name(tokens: list[_Token], at: int, schema: str) -> tuple[tuple[str, str], int]:
+    if at + 2 < len(tokens) and tokens[at + 1].word == "." and tokens[at + 2].name:
+        return (tokens[at].text, tokens[at + 2].text), at + 3
+    return (schema, tokens[at].text), at + 1
+
+
+def _changes(names: list[tuple[str, str]], kind: ChangeKind) -> tuple[Change, ...]:
+    return tuple(Change(schema, name, kind) for schema, name in dict.fromkeys(names))
+
+
+def _other(schema: str) -> tuple[Change, ...]:
+    return (Change(schema, "", ChangeKind.OTHER),)

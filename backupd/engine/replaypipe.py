@@ -1,0 +1,73 @@
+"""Replay by one mysqlbinlog with all files, piped into one client: slower by far, and the way out when a server's
+applier fails.
+
+One process for all files, because temporary tables and settings of a session may reach from one file into the next.
+It is the same session for all transactions, which is why what needs several is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from backupd.engine.binlogtool import binlog_tool
+from backupd.engine.launch import LaunchedServer
+from backupd.engine.logwalk import Walk
+from backupd.engine.toolset import find_tool
+from backupd.model.errors import RefusedError
+from backupd.model.server import Flavour, Position, ServerInfo
+from backupd.process.command import Command
+from backupd.process.optionfile import option_file
+from backupd.process.pipeline import Pipeline
+
+_PACKET = "1G"
+
+
+def refuse_inexact(info: ServerInfo, files: Sequence[Path], start: Position, found: Walk,
+                   exclude: Sequence[str]) -> None:
+    """Raises RefusedError for what the pipe cannot do exactly."""
+    reason = ""
+    if found.marks:
+        reason = "the source encrypts its logs, and mariadb-binlog takes these, which came decrypted, for encrypted"
+    elif info.flavour is Flavour.MARIADB:
+        if exclude:
+            reason = "mariadb-binlog cannot leave out single transactions"
+        elif found.xa:
+            reason = "the logs hold XA transactions, and one session cannot hold a prepared one and go on"
+        elif start.file != files[0].name and found.start.last != found.first.last:
+            reason = f"the start {found.start} is known by its GTID only, and is not the beginning of {files[0].name}"
+    elif start.file != files[0].name and found.anonymous:
+        reason = "transactions without GTIDs can be replayed from a place in the first file only"
+    if reason:
+        raise RefusedError(f"this replay cannot go through the pipe: {reason}",
+                           hint="replay by the server's applier (--replay-with applier)")
+
+
+def replay_through_pipe(
+    copy: LaunchedServer,
+    info: ServerInfo,
+    files: Sequence[Path],
+    start: Position,
+    *,
+    programs: Mapping[str, str],
+    cancel: threading.Event | None = None,
+    log: Path | None = None,
+) -> None:
+    """Execute ``files`` from ``start`` on as statements of one session on ``copy``.
+
+    Triggers do not fire for row events, nor do scheduled events run: the copy's own are off. Raises ToolError when
+    either program fails (the client stops at the first error), CancelledError.
+    """
+    mariadb = info.flavour is Flavour.MARIADB
+    reader = binlog_tool(info.flavour, paths=programs).tool.path
+    client = find_tool(("mariadb", "mysql") if mariadb else ("mysql",), paths=programs,
+                       hint="install the client programs of the server on this host").path
+    place = [f"--start-position={start.pos}"] if start.file == files[0].name and start.pos else []
+    with option_file(copy.connection.option_groups()) as options:
+        commands = [
+            Command((reader, "--no-defaults", "--verify-binlog-checksum", *place, *map(str, files))),
+            Command((client, f"--defaults-file={options}", "--binary-mode", f"--max-allowed-packet={_PACKET}")),
+        ]
+        with Pipeline(commands, cancel=cancel, log=log) as pipeline:
+            pipeline.drain()

@@ -1,0 +1,62 @@
+"""What is executed at a place in a binary log, one transaction after the other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from backupd.model.gtid import MariadbGtids, MysqlGtids, plus
+
+
+def state_after(before: str, gtids: Iterable[str], *, mariadb: bool) -> str:
+    """Everything that is executed when ``gtids`` were, in this order, after ``before``."""
+    found = [gtid for gtid in gtids if gtid]
+    if not found:
+        return before
+    if mariadb:
+        last = {gtid.partition("-")[0]: gtid for gtid in found}
+        return plus(before, ",".join(last.values()), mariadb=True)
+    return plus(before, str(MysqlGtids.parse(",".join(found))), mariadb=False)
+
+
+def holder(executed: str, *, mariadb: bool) -> Callable[[str], bool]:
+    """Tells whether a transaction is among ``executed``."""
+    if mariadb:
+        state = MariadbGtids.parse(executed)
+        return lambda gtid: bool(gtid) and state.covers(MariadbGtids.parse(gtid))
+    known = MysqlGtids.parse(executed)
+    return lambda gtid: bool(gtid) and known.covers(MysqlGtids.parse(gtid))
+
+
+class Missing:
+    """What of ``wanted`` is not executed yet, one transaction after the other."""
+
+    def __init__(self, before: str, wanted: str, *, mariadb: bool) -> None:
+        self._sequences: dict[int, int] | None = None
+        self._runs: dict[str, tuple[tuple[int, int], ...]] = {}
+        self._left = 0
+        if mariadb:
+            done = MariadbGtids.parse(before).last
+            asked = MariadbGtids.parse(wanted).last
+            self._sequences = {domain: sequence for domain, (_server, sequence) in asked.items()
+                               if domain not in done or done[domain][1] < sequence}
+        else:
+            missing = MysqlGtids.parse(wanted).minus(MysqlGtids.parse(before))
+            self._runs, self._left = dict(missing.runs), missing.count
+
+    @property
+    def nothing(self) -> bool:
+        return not self._left if self._sequences is None else not self._sequences
+
+    def executed(self, gtid: str) -> None:
+        if not gtid:
+            return
+        if self._sequences is not None:
+            for domain, (_server, sequence) in MariadbGtids.parse(gtid).last.items():
+                if sequence >= self._sequences.get(domain, sequence + 1):
+                    del self._sequences[domain]
+            return
+        source, _, number = gtid.lower().rpartition(":")
+        if any(first <= int(number) <= last for first, last in self._runs.get(source, ())):
+            self._left -= 1
+
+

@@ -1,0 +1,243 @@
+"""The timeline of a server: which moments are recoverable, from where, what interrupts them, and what was promised.
+Pure: values in, values out."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from sys import maxsize
+from typing import Any
+
+from backupd.model.backup import BackupRecord
+from backupd.model.binlog import Branch, Gap, Run
+from backupd.model.clock import format_time
+from backupd.model.proof import Proof
+from backupd.model.server import Position
+from backupd.recovery.branches import Histories
+from backupd.recovery.chains import restorable
+from backupd.recovery.runs import Place, first_of, last_of, parted, place_of
+from backupd.recovery.windows import Window, windows
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What the policy promises; None where it promises nothing."""
+
+    rpo: timedelta | None = None
+    rto: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far one destination alone goes: to ``latest`` (None: nothing can be restored from it), that is ``behind``
+    what all of them together hold, and ``rpo``: the age of that moment."""
+
+    name: str
+    latest: datetime | None
+    behind: timedelta | None
+    rpo: timedelta | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "latest": _time(self.latest), "behind_seconds": _seconds(self.behind),
+                "rpo_seconds": _seconds(self.rpo)}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """``windows`` by branch and time, the one that ends at ``latest`` is the last. ``gaps``: at no destination, or at
+    the one that they name. ``predicted_rto``: of a restore to the latest moment; None where there is none."""
+
+    server: str
+    now: datetime
+    windows: tuple[Window, ...]
+    gaps: tuple[Gap, ...]
+    destinations: tuple[Reach, ...]
+    branches: tuple[Branch, ...]
+    last_proof: Proof | None = None
+    predicted_rto: timedelta | None = None
+    objectives: Objectives = field(default_factory=Objectives)
+
+    @property
+    def latest(self) -> datetime | None:
+        """The last moment of the server's newest recoverable history."""
+        return self.windows[-1].end if self.windows else None
+
+    @property
+    def rpo(self) -> timedelta | None:
+        """How much would be lost if the server were lost now."""
+        return None if self.latest is None else max(self.now - self.latest, timedelta())
+
+    @property
+    def rpo_kept(self) -> bool | None:
+        """None without an objective."""
+        return None if self.objectives.rpo is None else self.rpo is not None and self.rpo <= self.objectives.rpo
+
+    @property
+    def rto_kept(self) -> bool | None:
+        if self.objectives.rto is None:
+            return None
+        return self.predicted_rto is not None and self.predicted_rto <= self.objectives.rto
+
+    def branch_ends(self) -> Iterator[tuple[Branch, datetime | None]]:
+        """Each branch with the moment until which it was certainly the server's present; None for the present one."""
+        for branch, following in zip(self.branches, [*self.branches[1:], None], strict=False):
+            yield branch, (following.since or following.noticed_at) if following is not None else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "server": self.server, "at": format_time(self.now),
+            "windows": [_window_json(window) for window in self.windows],
+            "gaps": [_gap_json(gap) for gap in self.gaps],
+            "latest": _time(self.latest),
+            "destinations": [reach.as_json() for reach in self.destinations],
+            "branches": [
+                {"id": branch.id, "reason": str(branch.reason), "from": format_time(branch.noticed_at),
+                 "to": _time(end), "parent": branch.parent, "fork": branch.fork.as_json() if branch.fork else None}
+                for branch, end in self.branch_ends()],
+            "last_proof": self.last_proof.as_json() if self.last_proof else None,
+            "objectives": {
+                "rpo": _seconds(self.objectives.rpo), "rto": _seconds(self.objectives.rto),
+                "achieved_rpo": _seconds(self.rpo), "predicted_rto": _seconds(self.predicted_rto),
+                "rpo_kept": self.rpo_kept, "rto_kept": self.rto_kept,
+                "kept": self.rpo_kept is not False and self.rto_kept is not False},
+        }
+
+
+def timeline(
+    server: str, backups: Iterable[BackupRecord], branches: Iterable[Branch], runs: Iterable[Run],
+    gaps: Iterable[Gap] = (), *, now: datetime, proofs: Iterable[Proof] = (), predicted_rto: timedelta | None = None,
+    objectives: Objectives | None = None,
+) -> Timeline:
+    """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
+    to the latest moment (restore.planner tells it)."""
+    own_gaps = [gap for gap in gaps if gap.server == server]
+    pieces = parted([run for run in runs if run.server == server], own_gaps)
+    known = [branch for branch in branches if branch.server == server]
+    usable = restorable(backup for backup in backups if backup.server == server)
+    held = _held(usable)
+    names = list(dict.fromkeys([*(name for places in held.values() for name in sorted(places)),
+                                *(run.destination for run in pieces)]))
+    together = Histories(known, pieces)
+    found = windows(together, usable, now=now)
+    latest = found[-1].end if found else None
+    alone = {name: Histories(known, [run for run in pieces if run.destination == name]) for name in names}
+    reached = {name: windows(alone[name], [backup for backup in usable if name in held[backup.id]], now=now)
+               for name in names}
+    return Timeline(
+        server=server, now=now, windows=tuple(_placed(found, reached, held)),
+        gaps=tuple(_gaps(together, alone, own_gaps, now)),
+        destinations=tuple(_reach(name, reached[name], latest, now) for name in names), branches=together.branches,
+        last_proof=max((proof for proof in proofs if proof.server == server), key=lambda proof: proof.finished_at,
+                       default=None),
+        predicted_rto=predicted_rto, objectives=objectives or Objectives())
+
+
+def _held(usable: Sequence[BackupRecord]) -> Mapping[str, frozenset[str]]:
+    """Where each backup lies with everything that it builds on, undamaged."""
+    by_id = {backup.id: backup for backup in usable}
+    held: dict[str, frozenset[str]] = {}
+    for backup in usable:
+        line = [backup]
+        while line[-1].id not in held and line[-1].parent is not None and line[-1].parent in by_id:
+            line.append(by_id[line[-1].parent])
+        for member in reversed(line):
+            if member.id not in held:
+                here = frozenset(copy.destination for copy in member.copies if copy.state == "complete")
+                held[member.id] = here & held[member.parent] if member.parent in held else here
+    return held
+
+
+def _placed(found: Iterable[Window], reached: Mapping[str, Sequence[Window]], held: Mapping[str, frozenset[str]]
+            ) -> Iterator[Window]:
+    """With the destinations that have, alone, a part of each window."""
+    parts: dict[tuple[str, str], list[tuple[datetime, datetime]]] = {}
+    for name, inner in reached.items():
+        for window in inner:
+            if window.run is not None:
+                parts.setdefault((window.branch, name), []).append((window.begin, window.end))
+    for spans in parts.values():
+        spans.sort()
+    for window in found:
+        if window.run is None:
+            names = sorted(held[window.base.id])
+        else:
+            names = [name for name in reached if _meets(parts.get((window.branch, name), ()), window)]
+        yield replace(window, destinations=tuple(names))
+
+
+def _meets(spans: Sequence[tuple[datetime, datetime]], window: Window) -> bool:
+    index = bisect_right(spans, (window.end, window.end)) - 1
+    return index >= 0 and spans[index][1] >= window.begin
+
+
+def _reach(name: str, found: Sequence[Window], latest: datetime | None, now: datetime) -> Reach:
+    end = found[-1].end if found else None
+    if end is None or latest is None:
+        return Reach(name, None, None, None)
+    return Reach(name, end, max(latest - end, timedelta()), max(now - end, timedelta()))
+
+
+def _gaps(together: Histories, alone: Mapping[str, Histories], recorded: Sequence[Gap], now: datetime) -> Iterator[Gap]:
+    """By branch and place: those at no destination, with the reason that was recorded, then those of one alone."""
+    for branch in together.branches:
+        told = [gap for gap in recorded if gap.branch == branch.id]
+        everywhere = list(_holes(together, branch, "", now))
+        for hole in everywhere:
+            reason = next((gap for gap in told if _touch(gap, hole)), None)
+            yield replace(hole, reason=reason.reason, noticed_at=reason.noticed_at) if reason else hole
+        yield from (gap for gap in told if _stands_alone(together, gap, everywhere))
+        known = {(hole.after, hole.before) for hole in everywhere}
+        for name, histories in alone.items():
+            yield from (hole for hole in _holes(histories, branch, name, now)
+                        if (hole.after, hole.before) not in known)
+
+
+def _holes(histories: Histories, branch: Branch, destination: str, now: datetime) -> Iterator[Gap]:
+    where = f"at {destination}" if destination else "at any destination"
+    for one, other in pairwise(histories.runs(branch.id)):
+        after = Position(branch.file(one.last_number), one.last_pos, one.gtids_after)
+        before = Position(branch.file(other.first_number), other.first_pos, other.gtids_before)
+        yield Gap(branch.server, branch.id, destination, after, before, one.last_at, other.first_at,
+                  f"the binary logs between them are not there {where}", now)
+
+
+def _touch(one: Gap, other: Gap) -> bool:
+    return _begin(one) <= _finish(other) and _begin(other) <= _finish(one)
+
+
+def _begin(gap: Gap) -> Place:
+    return place_of(gap.after) or (0, 0)
+
+
+def _finish(gap: Gap) -> Place:
+    return (place_of(gap.before) if gap.before else None) or (maxsize, 0)
+
+
+def _stands_alone(histories: Histories, gap: Gap, holes: Sequence[Gap]) -> bool:
+    """A recorded gap that no hole between runs shows, and that is not closed: at an end of what is archived."""
+    runs = histories.runs(gap.branch)
+    if not runs or _begin(gap) < first_of(runs[0]) or any(_touch(gap, hole) for hole in holes):
+        return False
+    return not any(first_of(run) <= _begin(gap) and _finish(gap) <= last_of(run) for run in runs)
+
+
+def _window_json(window: Window) -> dict[str, Any]:
+    return {"from": format_time(window.begin), "to": format_time(window.end), "reason_end": window.reason_end,
+            "branch": window.branch, "base": window.base.id, "destinations": list(window.destinations),
+            "conditions": list(window.conditions)}
+
+
+def _gap_json(gap: Gap) -> dict[str, Any]:
+    return {"after": gap.after.as_json(), "before": gap.before.as_json() if gap.before else None, "reason": gap.reason,
+            "from": _time(gap.from_at), "to": _time(gap.to_at), "branch": gap.branch, "destination": gap.destination}
+
+
+def _time(moment: datetime | None) -> str | None:
+    return format_time(moment) if moment is not None else None
+
+
+def _seconds(span: timedelta | None) -> float | None:
+    return span.total_seconds() if span is not None else None

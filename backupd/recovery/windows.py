@@ -1,0 +1,157 @@
+"""Windows: the moments that a server can be recovered to, and what interrupts them. Pure.
+
+A window begins at the moment of a backup that a replay can begin from and reaches as far as the logs behind it are
+archived without a hole. How far that is, the server itself has confirmed ("everything committed by then is in here"),
+or the latest commit in the logs tells, itself excluded, since others of that very moment may be missing. A backup that
+nothing can be replayed on is a window of one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from backupd.model.backup import BackupRecord
+from backupd.model.binlog import Branch, Run
+from backupd.model.errors import RefusedError
+from backupd.model.server import Position
+from backupd.recovery.branches import Histories
+from backupd.recovery.route import way
+from backupd.recovery.runs import last_of, place_of
+
+_INSTANT = timedelta(microseconds=1)
+_SKEW = timedelta(hours=1)
+"""A server's clock that is further ahead than that is wrong, and what it confirmed says nothing."""
+_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """All moments from ``begin`` to ``end``, both included. ``branch``: "" where that of its ``base`` (a backup) is not
+    known. ``destinations``: where a base and logs of it lie; each alone may reach less far. ``conditions``: what makes
+    the logs inside doubtful. ``run``: those logs, None for a backup alone."""
+
+    begin: datetime
+    end: datetime
+    reason_end: str
+    branch: str
+    base: BackupRecord
+    run: Run | None
+    destinations: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+
+    def holds(self, moment: datetime) -> bool:
+        return self.begin <= moment <= self.end
+
+
+def windows(histories: Histories, bases: Sequence[BackupRecord], *, now: datetime) -> tuple[Window, ...]:
+    """In the order of their ends, those of the server's present history last.
+
+    ``bases``: restorable backups of the server, by time.
+    """
+    found: list[Window] = []
+    open_at: dict[tuple[str, int, int], int] = {}
+    latest: Window | None = None
+    for base in bases:
+        if latest is not None and latest.run is not None and latest.begin <= base.finished_at <= latest.end:
+            continue
+        latest = _of(histories, base, now)
+        if latest.run is not None:
+            key = (latest.run.branch, latest.run.first_number, latest.run.first_pos)
+            number = open_at.setdefault(key, len(found))
+            if number < len(found) and latest.begin <= found[number].end:
+                latest = found[number] = replace(found[number], begin=min(found[number].begin, latest.begin))
+                continue
+        found.append(latest)
+    _widen_across_forks(histories, found, now)
+    rank = {branch.id: number for number, branch in enumerate(histories.branches)}
+    return tuple(sorted(found, key=lambda window: (
+        rank[window.branch] if window.branch else _branch_by_time(histories, window.end), window.end)))
+
+
+def _branch_by_time(histories: Histories, moment: datetime) -> int:
+    return max((number for number, branch in enumerate(histories.branches) if branch.noticed_at <= moment), default=0)
+
+
+def _of(histories: Histories, base: BackupRecord, now: datetime) -> Window:
+    branch = histories.branch_of(base)
+    place = place_of(base.position)
+    run = histories.run_at(branch.id, place) if branch is not None and place is not None else None
+    if branch is None or run is None:
+        return Window(base.finished_at, base.finished_at, _why_a_point(histories, base, branch),
+                      branch.id if branch else "", base, None)
+    end, reason = _end(histories, branch, run, now)
+    return Window(base.finished_at, max(end, base.finished_at), reason, branch.id, base, run, conditions=run.remarks)
+
+
+def _why_a_point(histories: Histories, base: BackupRecord, branch: Branch | None) -> str:
+    if not histories.branches:
+        return "no binary logs are archived"
+    if not base.position.file:
+        return "the server wrote no binary log"
+    if branch is None:
+        return "it is not certain which history of the server this backup is of, so nothing is replayed on it"
+    return f"the binary log is not archived at {base.position.file}:{base.position.pos}, where it would go on"
+
+
+def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple[datetime, str]:
+    """Until when a run reaches, and why no further."""
+    never = datetime.min.replace(tzinfo=now.tzinfo)
+    known = [run.confirmed_at or never, run.last_at - _INSTANT if run.last_at is not None else never]
+    end = max((at for at in known if at <= now + _SKEW), default=never)
+    end = min(end, now)
+    there = f"{branch.file(run.last_number)}:{run.last_pos}"
+    following = histories.run_after(branch.id, last_of(run))
+    if following is not None:
+        resumes = f"{branch.file(following.first_number)}:{following.first_pos}"
+        if following.first_at is not None:
+            end = min(end, following.first_at)
+        return end, f"gap: the binary logs between {there} and {resumes} are not there"
+    later = histories.next_of(branch)
+    if later is not None:
+        return min(end, later.noticed_at), (
+            f"the server's history went on as branch {later.id} ({later.reason}); this one is archived up to {there}")
+    if run.confirmed_at is None:
+        return end, f"archived up to {there}; the server was not asked whether that was all"
+    return end, f"everything committed by then is archived, up to {there}"
+
+
+def _widen_across_forks(histories: Histories, found: list[Window], now: datetime) -> None:
+    """Branches can be entered from a backup of one they descend from, too."""
+    for branch in histories.branches[1:]:
+        line = histories.descent(branch)
+        runs = histories.runs(branch.id)
+        if len(line) < 2 or not runs:
+            continue
+        run = runs[0]
+        base = _entrance(histories, found, line, run)
+        if base is None:
+            continue
+        begin = max(base.finished_at, branch.since or branch.noticed_at)
+        end, reason = _end(histories, branch, run, now)
+        if end < begin:
+            continue
+        crossing = Window(begin, end, reason, branch.id, base, run, conditions=run.remarks)
+        inside = [window for window in found if window.run is run and window.begin <= end]
+        found[:] = [window for window in found if window not in inside]
+        found.append(replace(crossing, begin=min([begin, *(window.begin for window in inside)])))
+
+
+def _entrance(histories: Histories, found: Sequence[Window], line: Sequence[Branch], run: Run) -> BackupRecord | None:
+    """The newest backup of an ancestor from which all of ``run`` can be replayed."""
+    branch = line[-1]
+    stop = Position(branch.file(run.last_number), run.last_pos, run.gtids_after)
+    ancestors = {ancestor.id: ancestor for ancestor in line[:-1]}
+    candidates = [window for window in found if window.run is not None and window.branch in ancestors]
+    for window in sorted(candidates, key=lambda window: window.begin, reverse=True)[:_TRIES]:
+        home = histories.branch_of(window.base)
+        if home is None:
+            continue
+        try:
+            legs = way(histories, window.base.position, home, branch, stop)
+        except RefusedError:
+            continue
+        if not any(leg.repeats for leg in legs):
+            return window.base
+    return None

@@ -1,0 +1,365 @@
+"""Archived binary logs at a destination: storing, finding, reading, checking and removing them.
+
+A segment's parts and index come first and its ``segment.json`` last; it goes first when the segment is removed. So a
+folder without ``segment.json`` holds what a dead process left, or what a living one is just writing: such parts are
+taken away once nothing was added to them for ``SETTLED``. Whoever goes on with an upload after a long pause puts its
+parts again, so that they are young, before it commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from backupd.engine.binlogindex import decode_index
+from backupd.model.binlog import Branch, Ending, SegmentKey, Transaction
+from backupd.model.errors import DamagedError, DestinationError, NotFoundError, ObjectMissingError, RefusedError
+from backupd.model.manifest import StoredObject
+from backupd.transfer.manifestio import get_bytes, put_bytes
+from backupd.transfer.segmentdoc import (
+    SealedPart,
+    SegmentHeader,
+    decode_branch,
+    decode_segment,
+    encode_branch,
+    encode_segment,
+)
+from backupd.transfer.segmentseal import Sealed
+from backupd.transfer.unseal import Unsealer
+from storage import layout, objects
+from storage.destination import Destination, ObjectInfo
+
+SETTLED = timedelta(days=1)
+"""Parts without a ``segment.json`` that are older than this are nobody's."""
+_FRESH = timedelta(hours=1)
+"""Parts of an interrupted upload that are younger than this need not be put again."""
+_CHUNK = 1 << 20
+
+
+class SegmentConflictError(RefusedError):
+    """Two different binary logs claim the same place in a server's history: neither is overwritten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A segment that is at a destination and was read back there. ``header``: as it lies there."""
+
+    header: SegmentHeader
+
+    @property
+    def bytes(self) -> int:
+        return self.header.stored_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedSegment:
+    """A ``segment.json`` that cannot be read."""
+
+    server: str
+    key: SegmentKey
+    error: DamagedError
+
+
+# Storing
+
+def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
+    """Store a sealed segment and read it back. Safe to call again after any failure.
+
+    One that is there already with the same plaintext stays, once it was found whole. Raises SegmentConflictError when
+    there is another one under its key, DestinationError when the destination fails or gives back other bytes.
+    """
+    header = sealed.header
+    present = _present(destination, header)
+    bad = {} if present is None else problems(destination, present)
+    if present is not None and present != header:
+        # Sealed another time. Nothing of it is overwritten while it is good; only its end may have become known.
+        if not bad:
+            if present.segment.ending is Ending.OPEN and header.segment.is_final:
+                present = replace(present, segment=header.segment)
+                _commit(destination, present)
+            return Stored(present)
+        remove(destination, header.segment.server, header.segment.key)
+        present = None
+    for item in header.sealed:
+        if present is None or header.folder + item.name in bad:
+            _put_part(destination, sealed, item, now)
+    if present is None:
+        _commit(destination, header)
+    gone = [item.name for item in header.sealed if _size(destination, header.folder + item.name) != item.size]
+    if gone:
+        raise _lost(destination, header.folder + gone[0], "vanished while it was being stored")
+    return Stored(header)
+
+
+def _present(destination: Destination, header: SegmentHeader) -> SegmentHeader | None:
+    """What lies under the key of ``header``. One that cannot be read is damaged, and nothing that could be kept."""
+    try:
+        found = load_header(destination, header.segment.server, header.segment.key)
+    except (NotFoundError, DamagedError):
+        return None
+    if found.segment.sha256 != header.segment.sha256:
+        raise SegmentConflictError(
+            f"destination {destination.name} holds another binary log as {header.segment.file}, bytes "
+            f"{header.segment.start} to {header.segment.end}",
+            detail=f"{destination.name}:{header.key}: SHA-256 {found.segment.sha256} there, "
+                   f"{header.segment.sha256} here",
+            hint="two installations, or a copy of one, stream the same server to this destination; nothing was "
+                 "overwritten. Give one of them a destination of its own")
+    return found
+
+
+def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, now: datetime) -> None:
+    key = sealed.header.folder + item.name
+    try:
+        info = destination.stat(key)
+        if info.size == item.size and abs(now - info.modified_at) < _FRESH and not _problem(destination, key, item):
+            return
+    except ObjectMissingError:
+        pass
+    with sealed.open(item) as stream:
+        destination.put(key, stream)
+    if problem := _problem(destination, key, item):
+        raise _lost(destination, key, problem)
+
+
+def _commit(destination: Destination, header: SegmentHeader) -> None:
+    document = encode_segment(header)
+    put_bytes(destination, header.key, document)
+    if get_bytes(destination, header.key) != document:
+        raise _lost(destination, header.key, "is not what was just written")
+
+
+def _lost(destination: Destination, key: str, problem: str) -> DestinationError:
+    return DestinationError(f"destination {destination.name} does not keep what it is given",
+                            detail=f"{destination.name}:{key}: {problem}",
+                            hint="look at the medium and its log; what was to be stored stays in the spool, for later")
+
+
+# Finding
+
+def keys(destination: Destination, server: str | None = None, *,
+         prefix: str = "") -> Iterator[tuple[str, SegmentKey]]:
+    """(server, key) of every committed segment, in log order within a branch. Reads none. ``prefix`` narrows it."""
+    below = prefix or (layout.BINLOGS if server is None else layout.binlogs_folder(server))
+    for info in destination.list(below):
+        found = layout.segment_of(info.key)
+        if found is not None and found[2] == layout.SEGMENT:
+            yield found[0], found[1]
+
+
+def of_file(destination: Destination, server: str, branch: str, number: int) -> list[SegmentKey]:
+    """The committed segments of one binary log."""
+    return [key for _server, key in keys(destination, prefix=layout.file_prefix(server, branch, number))]
+
+
+def headers(destination: Destination, server: str | None = None) -> Iterator[SegmentHeader | DamagedSegment]:
+    """Every committed segment (of ``server``)."""
+    for owner, key in keys(destination, server):
+        try:
+            yield load_header(destination, owner, key)
+        except NotFoundError:
+            continue  # removed while we list
+        except DamagedError as error:
+            yield DamagedSegment(owner, key, error)
+
+
+def load_header(destination: Destination, server: str, key: SegmentKey) -> SegmentHeader:
+    """Raises NotFoundError when there is no such segment here, DamagedError naming the key."""
+    place = layout.segment_key(server, key)
+    where = f"{destination.name}:{place}"
+    try:
+        raw = get_bytes(destination, place)
+    except ObjectMissingError as error:
+        raise NotFoundError(f"destination {destination.name} holds no binary log {key.number} of {server}, bytes "
+                            f"{key.start} to {key.end}, in branch {key.branch}", detail=f"{where} is missing",
+                            hint="`backupd timeline` shows what there is and where") from error
+    header = decode_segment(raw, where=where)
+    if (header.segment.server, header.segment.key) != (server, key):
+        raise DamagedError(f"{where} is damaged", [f"{where}: it belongs to {header.key}"],
+                           hint="another destination may hold a good copy of this binary log")
+    return header
+
+
+def put_branch(destination: Destination, branch: Branch) -> None:
+    """Describe ``branch`` at ``destination``; again when more is known of it."""
+    document = encode_branch(branch)
+    key = layout.branch_key(branch.server, branch.id)
+    try:
+        if get_bytes(destination, key) == document:
+            return
+    except ObjectMissingError:
+        pass
+    put_bytes(destination, key, document)
+
+
+def branches(destination: Destination, server: str | None = None) -> Iterator[Branch | DamagedError]:
+    """Every branch that is described here (of ``server``), in the order in which they were noticed."""
+    for info in destination.list(layout.BINLOGS if server is None else layout.binlogs_folder(server)):
+        owner = layout.branch_of(info.key)
+        if owner is None:
+            continue
+        where = f"{destination.name}:{info.key}"
+        try:
+            branch = decode_branch(get_bytes(destination, info.key), where=where)
+        except ObjectMissingError:
+            continue
+        except DamagedError as error:
+            yield error
+            continue
+        if (branch.server, branch.id) == owner:
+            yield branch
+        else:
+            yield DamagedError(f"{where} is damaged", [f"{where}: it describes {branch.id} of {branch.server}"])
+
+
+# Reading
+
+def fetch(destination: Destination, header: SegmentHeader, unsealer: Unsealer, target: Path, *,
+          append: bool = False) -> None:
+    """Write the plain bytes of a segment to ``target``, a new file (0600), or the end of one whose size is its start.
+
+    Every digest is compared; never more than a part is in memory. On failure ``target`` is as it was before. Raises
+    DamagedError, KeyUnusableError, DestinationError, RefusedError when ``target`` is not where the segment goes on.
+    """
+    before = target.stat().st_size if append else 0
+    if append and before != header.segment.start:
+        raise RefusedError(f"{target} has {before} bytes where the next piece begins at {header.segment.start}",
+                           hint="pieces of a binary log are put together in order and without a hole")
+    flags = os.O_WRONLY | os.O_CLOEXEC | (os.O_APPEND if append else os.O_CREAT | os.O_EXCL)
+    with os.fdopen(os.open(target, flags, 0o600), "wb", buffering=0) as file:
+        try:
+            digest = hashlib.sha256()
+            for part in header.parts:
+                plain = _unsealed(destination, header, part, unsealer)
+                digest.update(plain)
+                view = memoryview(plain)
+                while view:
+                    view = view[file.write(view):]
+            if digest.hexdigest() != header.segment.sha256:
+                raise _damaged(destination, header.key, "its parts together are not the binary log that was archived")
+        except BaseException:
+            os.ftruncate(file.fileno(), before)
+            if not append:
+                target.unlink()
+            raise
+
+
+def read_index(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> Iterator[Transaction]:
+    """The transactions of a segment, in log order. Raises as ``fetch`` does."""
+    for part in header.index:
+        yield from decode_index(_unsealed(destination, header, part, unsealer).splitlines(keepends=True))
+
+
+def _unsealed(destination: Destination, header: SegmentHeader, part: SealedPart, unsealer: Unsealer) -> bytes:
+    key = header.folder + part.stored.name
+    plain = unsealer.unseal(objects.fetch_side(destination, key, part.stored), limit=part.size)
+    if len(plain) != part.size or hashlib.sha256(plain).hexdigest() != part.sha256:
+        raise _damaged(destination, key, "what is sealed in it is not what was archived")
+    return plain
+
+
+def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
+    return DamagedError(f"a binary log at destination {destination.name} is damaged",
+                        [f"{destination.name}: {key}: {what}"],
+                        hint="restore from another destination's copy; then run backupd verify to see what else is hit")
+
+
+# Checking and removing
+
+def problems(destination: Destination, header: SegmentHeader) -> dict[str, str]:
+    """Re-reads everything of a segment but its header: what is wrong, by key. Needs no private key."""
+    found = {header.folder + item.name: _problem(destination, header.folder + item.name, item)
+             for item in header.sealed}
+    return {key: problem for key, problem in found.items() if problem}
+
+
+def _problem(destination: Destination, key: str, item: StoredObject) -> str:
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with destination.get(key) as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+    except ObjectMissingError:
+        return "is missing"
+    if size != item.size:
+        return f"holds {size} bytes where {item.size} were stored"
+    return "" if digest.hexdigest() == item.sha256 else "holds other bytes than were stored (SHA-256 differs)"
+
+
+def remove(destination: Destination, server: str, key: SegmentKey) -> None:
+    """Take a segment away; nothing happens where there is none."""
+    destination.delete(layout.segment_key(server, key))
+    for info in list(destination.list(layout.segment_folder(server, key))):
+        destination.delete(info.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Strays:
+    """What lies among the binary logs and belongs to no segment. ``parts``: of segments without ``segment.json``, or of
+    none; ``strangers``: keys of files that are not ours."""
+
+    parts: tuple[ObjectInfo, ...]
+    strangers: tuple[str, ...]
+
+
+def strays(destination: Destination, *, now: datetime) -> Strays:
+    """Without parts that may be those of a living upload, and a new branch's description."""
+    found: list[ObjectInfo] = []
+    strangers: list[str] = []
+    folder: list[ObjectInfo] = []
+    place = ""
+    for info in destination.list(layout.BINLOGS):
+        owner = layout.segment_of(info.key)
+        if owner is None:
+            if layout.branch_of(info.key) is None:
+                strangers.append(info.key)
+            continue
+        if owner[2] != layout.SEGMENT and not layout.is_sealed_log(owner[2]):
+            strangers.append(info.key)
+            continue
+        above = info.key.rpartition("/")[0]
+        if above != place:
+            found += _left(folder, now)
+            folder, place = [], above
+        folder.append(info)
+    found += _left(folder, now)
+    return Strays(tuple(found), tuple(strangers))
+
+
+def _left(folder: list[ObjectInfo], now: datetime) -> list[ObjectInfo]:
+    """The content of one segment's folder, if it is nobody's."""
+    if not folder or any(info.key.endswith(f"/{layout.SEGMENT}") for info in folder):
+        return []
+    return folder if max(info.modified_at for info in folder) < now - SETTLED else []
+
+
+def clear_strays(destination: Destination, *, now: datetime) -> list[str]:
+    """Remove the parts that dead uploads left; their keys."""
+    removed: list[str] = []
+    for above in dict.fromkeys(info.key.rpartition("/")[0] + "/" for info in strays(destination, now=now).parts):
+        for info in _left(list(destination.list(above)), now):  # once more: somebody may have gone on with it
+            destination.delete(info.key)
+            removed.append(info.key)
+    return removed
+
+
+def absent(destination: Destination, header: SegmentHeader) -> list[tuple[str, str]]:
+    """What of a segment is missing or not in its size: (key, problem). Reads no byte."""
+    present = {info.key: info.size for info in destination.list(header.folder)}
+    if header.key not in present:
+        return []  # removed in this moment
+    return [(key, "is missing" if key not in present else f"holds {present[key]} bytes where {item.size} were stored")
+            for item in header.sealed if present.get(key := header.folder + item.name) != item.size]
+
+
+def _size(destination: Destination, key: str) -> int:
+    try:
+        return destination.stat(key).size
+    except ObjectMissingError:
+        return -1

@@ -1,0 +1,119 @@
+"""Replay of binary logs: by the restored copy's own applier, against one mysqlbinlog piped into one client.
+
+Part of ``make bench``. For each flavour: sysbench tables, a cold copy as the backup, then writes by eight clients; the
+logs of these are replayed onto fresh copies of the backup, each way once for each round, alternating. Both copies must
+end with the source's checksums. Times are of the whole replay, the scratch source's start included; the empty system of
+that source is kept from one replay to the next, as the service does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+from backupd.model.binlog import ReplayMethod
+from backupd.model.units import format_size
+from tests.restore.rolling import (
+    MARIADB,
+    MYSQL,
+    Kind,
+    Logs,
+    asking,
+    cold_copy,
+    content,
+    here,
+    logs,
+    place,
+    roll,
+    running_copy,
+)
+from tests.support.places import short_directory
+from tests.support.server import Server
+
+TABLES, ROWS, CLIENTS = 4, 20_000, 8
+EVENTS = {MARIADB: 60_000, MYSQL: 30_000}
+GOAL = 4.0
+POOL = "512M"
+
+
+def sysbench(server: Server, *words: str) -> None:
+    subprocess.run(
+        ["sysbench", "oltp_write_only", "--db-driver=mysql", f"--mysql-socket={server.socket}", "--mysql-user=root",
+         "--mysql-db=sbtest", f"--tables={TABLES}", f"--table-size={ROWS}", f"--threads={CLIENTS}", "--time=0",
+         "--db-ps-mode=disable", *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def measure(kind: Kind, events: int, rounds: int, workers: tuple[int, ...]) -> list[str]:
+    """Lines of the table for one flavour."""
+    options = {"innodb_buffer_pool_size": POOL, "sync_binlog": 0, "innodb_flush_log_at_trx_commit": 0}
+    with short_directory() as folder, kind.make(options=options) as source:
+        source.execute("CREATE DATABASE sbtest")
+        sysbench(source, "prepare")
+        start = place(kind, source)
+        base = cold_copy(source, folder / "base")
+        sysbench(source, f"--events={events}", "run")
+        what = logs(source, folder / "logs", start, here(kind, source))
+        wanted = content(kind, source.query)
+        size = sum(path.stat().st_size for path in what.files) - start.pos
+        ways = [("pipe", ReplayMethod.PIPE, 1), *((f"applier, {n or 'default'} workers", ReplayMethod.APPLIER, n)
+                                                  for n in workers)]
+        seconds: dict[str, list[float]] = {name: [] for name, _method, _workers in ways}
+        transactions = 0
+        for number in range(rounds + 1):
+            for name, method, threads in ways:
+                if number == 0 and method is ReplayMethod.PIPE:
+                    continue  # the first round fills caches and makes the empty system; nobody pipes twice for that
+                if number == 0 and threads != workers[0]:
+                    continue
+                taken, transactions = _once(kind, source, base, folder / "copy", what, method, threads, wanted)
+                if number:
+                    seconds[name].append(taken)
+        pipe = statistics.median(seconds["pipe"])
+        lines = []
+        for name, _method, _workers in ways:
+            taken = statistics.median(seconds[name])
+            met = "" if name == "pipe" else ("yes" if pipe / taken >= GOAL else "no")
+            lines.append(f"| {kind}, {transactions:,} transactions, {format_size(size)} | {name} | {taken:.1f} s | "
+                         f"{pipe / taken:.1f} | {met} |")
+        return lines
+
+
+def _once(kind: Kind, source: Server, base: Path, place_: Path, what: Logs, method: ReplayMethod, workers: int,
+          wanted: dict[str, object]) -> tuple[float, int]:
+    place_.mkdir()
+    try:
+        subprocess.run(["cp", "-a", str(base), str(place_ / "copy")], check=True)
+        with running_copy(kind, source, place_ / "copy", workers=workers, memory=512 << 20) as (server, info):
+            began = time.perf_counter()
+            got = roll(server, info, what, method=method)
+            taken = time.perf_counter() - began
+            with asking(server) as ask:
+                if content(kind, ask) != wanted:
+                    raise SystemExit(f"{kind} by {method}: the copy is not what the source is")
+        return taken, got.transactions
+    finally:
+        shutil.rmtree(place_)
+
+
+def main(events: int = 0, rounds: int = 1) -> str:
+    """``events``: transactions of each flavour, 0 for as many as show the rate and still end soon."""
+    lines = [f"| replay of what {CLIENTS} clients wrote | way | seconds | times faster | goal: {GOAL:g} |",
+             "|---|---|---|---|---|"]
+    for kind in (MARIADB, MYSQL):
+        if why := kind.why_not():
+            lines.append(f"| {kind} | {why} | | | |")
+        else:
+            lines += measure(kind, events or EVENTS[kind], rounds, (0,))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--events", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1)
+    given = parser.parse_args()
+    print(main(given.events, given.rounds))

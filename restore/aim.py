@@ -1,0 +1,344 @@
+"""Where a target lies in the archived binary logs, and from which backups it can be reached. Pure but for the resolver
+that it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from backupd.model.backup import BackupRecord
+from backupd.model.binlog import Branch, Run, Stop
+from backupd.model.clock import format_time
+from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.server import Position
+from backupd.model.units import format_duration
+from backupd.recovery.branches import Histories
+from backupd.recovery.route import RouteLeg, way
+from backupd.recovery.runs import Place, executed, last_of, parted, place_of, same_state
+from backupd.recovery.windows import Window, windows
+from restore.history import History
+from restore.target import AtGtid, AtPosition, AtTime, Latest, Target
+
+MOST_BASES = 64
+"""Backups that are compared, the nearest ones: what is still further back has much more to replay."""
+_MOST_TRIES = 2000
+_MOST_NEAREST = 16
+_OLD = 3600.0
+"""Seconds behind the present that are worth a remark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A backup and how a replay goes from it to the stop; no leg where it stands there already."""
+
+    base: BackupRecord
+    legs: tuple[RouteLeg, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """``stop``: None where a backup alone is the target. ``ways`` to it, the nearest backup first. ``end``: of what is
+    archived behind the stop. ``remarks``: what an operator should know of the choice."""
+
+    stop: Stop | None
+    ways: tuple[Way, ...]
+    end: Place = (0, 0)
+    remarks: tuple[str, ...] = ()
+
+
+class Archive:
+    """The archive of one server and the backups that replays can begin from. ``usable``: restorable ones, by time;
+    ``only``: the id of the one that is to be taken."""
+
+    def __init__(self, history: History, usable: Sequence[BackupRecord], *, now: datetime, only: str | None = None
+                 ) -> None:
+        self._resolver = history.resolver
+        self._usable = usable
+        self._only = only
+        self._now = now
+        self.histories = Histories(history.branches, parted(history.runs, history.gaps))
+
+    def windows(self) -> tuple[Window, ...]:
+        return windows(self.histories, self._usable, now=self._now)
+
+    def aim(self, target: Target) -> Aim:
+        """Raises NotFoundError (an unknown branch, a GTID that is nowhere) and RefusedError: it cannot be reached."""
+        goal = target.goal
+        if isinstance(goal, Latest):
+            return self._latest(target.branch)
+        if isinstance(goal, AtTime):
+            return self._time(goal.moment, target.branch)
+        branch = self.histories.branch(target.branch) if target.branch else self.histories.branches[-1]
+        if isinstance(goal, AtGtid):
+            stop = self._gtid(goal, branch)
+        elif isinstance(goal, AtPosition):
+            stop = self._position(goal, branch)
+        else:
+            raise TypeError(f"{goal} needs no binary log")
+        return self._reached(stop, None)
+
+    def fork_stop(self, branch: Branch) -> Stop:
+        """Where a branch parted from its parent, in the parent's writing. Raises RefusedError."""
+        if branch.fork is None or branch.parent is None:
+            raise RefusedError(f"nobody knows where branch {branch.id} forked", hint="choose a backup taken after it")
+        return self.exactly(self.histories.branch(branch.parent), branch.fork)
+
+    def exactly(self, branch: Branch, place: Position) -> Stop:
+        """A place of ``branch``; where only its GTIDs are known, the one where exactly they are executed. Raises
+        RefusedError where the branch was never in that state."""
+        if place.file:
+            return Stop(branch.id, place.file, place.pos, place.gtid)
+        for ancestor in reversed(self.histories.descent(branch)):
+            stop = self._resolver.stop_for_gtid(ancestor.id, place.gtid, before=False)
+            if stop is not None and same_state(stop.gtids, place.gtid):
+                return stop
+            if not ancestor.names_go_on:
+                break
+        raise RefusedError(f"branch {branch.id} was never in exactly the state {place.gtid}, where the next one begins",
+                           hint="choose a backup that was taken after the fork")
+
+    # -- latest
+
+    def _latest(self, wanted: str | None) -> Aim:
+        if wanted is not None:
+            self.histories.branch(wanted)
+        found = [window for window in self.windows() if wanted in (None, window.branch)]
+        if not found:
+            raise RefusedError(f"nothing is recoverable on branch {wanted}",
+                               hint="`backupd timeline SERVER` shows what is recoverable")
+        window, present = found[-1], self.histories.branches[-1]
+        remarks = []
+        if wanted is None and window.branch != present.id:
+            remarks.append(
+                f"the server is on branch {present.id} ({present.reason}) since {format_time(present.noticed_at)}, and "
+                f"nothing of that is recoverable yet: this is {format_time(window.end)}, before it; take a full backup")
+        if (age := (self._now - window.end).total_seconds()) > _OLD:
+            remarks.append(f"the newest recoverable moment is {format_duration(age)} old")
+        if window.run is None:
+            return Aim(None, (Way(window.base, ()),), remarks=(*remarks, window.reason_end))
+        branch = self.histories.branch(window.branch)
+        return self._reached(_end_of(branch, window.run), None, remarks)
+
+    # -- a time
+
+    def _time(self, moment: datetime, wanted: str | None) -> Aim:
+        if moment > self._now:
+            raise RefusedError(f"{format_time(moment)} is in the future", hint="--to latest is all there is")
+        refused: list[RefusedError] = []
+        for branch in self._branches_at(moment, wanted):
+            try:
+                stop = self._stop_for_time(branch, moment)
+                return self._reached(stop, moment, self._elsewhere(branch, moment, wanted))
+            except RefusedError as error:
+                refused.append(error)
+        raise refused[0]
+
+    def _branches_at(self, moment: datetime, wanted: str | None) -> list[Branch]:
+        """On which branch the server was at a moment; where that is not certain, more than one."""
+        if wanted is not None:
+            return [self.histories.branch(wanted)]
+        branches = self.histories.branches
+        index = max((number for number, branch in enumerate(branches) if branch.noticed_at <= moment), default=0)
+        found = [branches[index]]
+        for branch in branches[index + 1:]:
+            if branch.since is None or branch.since > moment:
+                break
+            found.append(branch)
+        return found
+
+    def _elsewhere(self, branch: Branch, moment: datetime, wanted: str | None) -> list[str]:
+        later = self.histories.next_of(branch)
+        if wanted is not None or later is None or (later.since or later.noticed_at) > moment:
+            return []
+        other = f"--to {format_time(moment)}@{later.id}"
+        here = f"this is branch {branch.id}, what followed is {other}"
+        return [f"the server's history forked about then ({later.reason}): {here}"]
+
+    def _stop_for_time(self, branch: Branch, moment: datetime) -> Stop:
+        line = self.histories.descent(branch)
+        refused: list[RefusedError] = []
+        for base, home in self._nearest(line, moment):
+            try:
+                return self._first_later(base, line[line.index(home):], moment)
+            except RefusedError as error:
+                refused.append(error)
+        raise refused[0] if refused else RefusedError(
+            f"{format_time(moment)} is not recoverable: no backup of branch {branch.id} is older, as far as is known",
+            hint="choose a moment inside a window; `backupd timeline SERVER` shows them")
+
+    def _nearest(self, line: Sequence[Branch], moment: datetime) -> Iterator[tuple[BackupRecord, Branch]]:
+        """The newest backups before ``moment`` of the branches of a descent."""
+        found = 0
+        for base in reversed(self._usable):
+            if base.finished_at > moment:
+                continue
+            home = self.histories.branch_of(base)
+            if home is not None and home in line:
+                yield base, home
+                found += 1
+            if found == _MOST_NEAREST:
+                return
+
+    def _first_later(self, base: BackupRecord, line: Sequence[Branch], moment: datetime) -> Stop:
+        """Before the first transaction behind ``base`` that committed later, in the history that ``line`` ends with.
+
+        Where that cannot be followed to its end, it may be followed far enough: into a branch before.
+        """
+        refused: list[RefusedError] = []
+        for here, child in zip(reversed(line), [None, *reversed(line[1:])], strict=True):
+            try:
+                run = self._run_from(base, here, line)
+                end, fork = _end_of(here, run), self.fork_stop(child) if child is not None else None
+                shared = fork is not None and (place_of(fork.position) or (0, 0)) <= last_of(run)
+                if shared and fork is not None:
+                    end = replace(fork, branch=here.id)
+                legs = way(self.histories, base.position, line[0], here, end.position)
+            except RefusedError as error:
+                refused.append(error)
+                continue
+            found = self._search(base, line[0], legs, moment)
+            if found is not None:
+                return found
+            if not shared:
+                return self._at_end(here, run, moment)
+            break
+        raise refused[0]
+
+    def _run_from(self, base: BackupRecord, here: Branch, line: Sequence[Branch]) -> Run:
+        """The run of ``here`` by which a replay from ``base``, which is on the first of ``line``, gets there."""
+        begin = here.first_number, 0
+        if all(member.names_go_on for member in line[1:line.index(here) + 1]):
+            begin = max(begin, place_of(base.position) or begin)
+        entered = here is not line[0] and not here.names_go_on
+        run = next(iter(self.histories.runs(here.id)), None) if entered else self.histories.run_at(here.id, begin)
+        if run is None:
+            raise RefusedError(f"the binary logs of branch {here.id} at {here.file(begin[0])}:{begin[1]} are not there",
+                               hint="choose a moment inside a window; `backupd timeline SERVER` shows them")
+        return run
+
+    def _search(self, base: BackupRecord, home: Branch, legs: Sequence[RouteLeg], moment: datetime) -> Stop | None:
+        before = Stop(home.id, base.position.file, base.position.pos, base.position.gtid)
+        for leg in legs:
+            by_gtid = leg.start != base.position
+            for span in leg.spans:
+                found = self._resolver.stop_for_time(span.branch, span.first, span.last, moment)
+                if found is not None:
+                    # What a server repeats of its former source was committed there later.
+                    repeated = by_gtid and not executed(found.gtids, leg.start.gtid)
+                    return before if repeated else found
+            before = self.exactly(self.histories.branch(leg.branch), leg.until)
+        return None
+
+    def _at_end(self, branch: Branch, run: Run, moment: datetime) -> Stop:
+        """All that is archived was committed by ``moment``; is it all that was committed by then?"""
+        if run.confirmed_at is not None and moment <= run.confirmed_at <= self._now:
+            return _end_of(branch, run)
+        following = self.histories.run_after(branch.id, last_of(run))
+        there = f"{branch.file(run.last_number)}:{run.last_pos}"
+        beyond = f" and goes on at {branch.file(following.first_number)}:{following.first_pos}" if following else ""
+        known = f"; confirmed until {format_time(run.confirmed_at)}" if run.confirmed_at else ""
+        raise RefusedError(
+            f"{format_time(moment)} is not recoverable: branch {branch.id} is archived up to {there}{beyond}, and more "
+            f"may have been committed by then{known}",
+            detail=f"gap: after {there}" + (
+                f", before {branch.file(following.first_number)}:{following.first_pos}" if following else ""),
+            hint="choose a moment inside a window; `backupd timeline SERVER` shows them")
+
+    # -- a GTID, a position
+
+    def _gtid(self, goal: AtGtid, branch: Branch) -> Stop:
+        line = self.histories.descent(branch)
+        for here, child in zip(reversed(line), [None, *reversed(line[1:])], strict=True):
+            runs = self.histories.runs(here.id)
+            if not runs or (runs[0].gtids_before and executed(runs[0].gtids_before, goal.gtid)):
+                continue  # executed before the first file of this branch
+            stop = self._resolver.stop_for_gtid(here.id, goal.gtid, before=goal.before)
+            if stop is not None and self._belongs(stop, here, child, line):
+                return stop
+        others = [other for other in self.histories.branches if other not in line
+                  and self._resolver.stop_for_gtid(other.id, goal.gtid, before=goal.before) is not None]
+        raise _nowhere(str(goal), branch, others)
+
+    def _position(self, goal: AtPosition, branch: Branch) -> Stop:
+        base, _, digits = goal.file.rpartition(".")
+        line = self.histories.descent(branch)
+        for here, child in zip(reversed(line), [None, *reversed(line[1:])], strict=True):
+            if here.basename == base and int(digits) >= here.first_number:
+                stop = self._resolver.stop_for_position(here.id, int(digits), goal.pos)
+                if stop is not None and self._belongs(stop, here, child, line):
+                    return stop
+            if not here.names_go_on:
+                break  # the same name means another file on an earlier branch
+        others = [other for other in self.histories.branches if other is not branch and other.basename == base
+                  and self._resolver.stop_for_position(other.id, int(digits), goal.pos) is not None]
+        raise _nowhere(str(goal), branch, others)
+
+    def _belongs(self, stop: Stop, here: Branch, child: Branch | None, line: Sequence[Branch]) -> bool:
+        """Is a stop in the files of ``here`` part of the history that ``line`` ends with, and not a repetition of what
+        its parent's files hold?"""
+        if here is not line[0] and not here.names_go_on and not _is_behind_fork(stop, here):
+            return False
+        if child is None:
+            return True
+        place, fork = place_of(stop.position), place_of(self.fork_stop(child).position)
+        return place is not None and fork is not None and place <= fork
+
+    # -- from where
+
+    def _reached(self, stop: Stop, moment: datetime | None, remarks: Sequence[str] = ()) -> Aim:
+        ways = tuple(self._ways(stop, moment))
+        run = self._run_of(stop)
+        return Aim(stop, ways, last_of(run) if run else place_of(stop.position) or (0, 0), tuple(remarks))
+
+    def _run_of(self, stop: Stop) -> Run | None:
+        place = place_of(stop.position)
+        return self.histories.run_at(stop.branch, place) if place is not None else None
+
+    def _ways(self, stop: Stop, moment: datetime | None) -> Iterator[Way]:
+        """Raises RefusedError, that of the nearest backup, where there is none."""
+        branch = self.histories.branch(stop.branch)
+        line = self.histories.descent(branch)
+        place = place_of(stop.position) or (0, 0)
+        one_sequence = all(member.names_go_on for member in line[1:])
+        first: RefusedError | None = None
+        tries = found = 0
+        for base in reversed(self._usable):
+            if tries == _MOST_TRIES or found == MOST_BASES:
+                break
+            at = place_of(base.position) if self._only in (None, base.id) else None
+            if at is None or (moment is not None and base.finished_at > moment) or (at > place and one_sequence):
+                continue
+            home = self.histories.branch_of(base)
+            if home is None or home not in line or (home is branch and at > place):
+                continue
+            tries += 1
+            try:
+                legs = way(self.histories, base.position, home, branch, stop.position)
+            except RefusedError as error:
+                first = first or error
+                continue
+            found += 1
+            yield Way(base, legs)
+        if not found:
+            raise first or RefusedError(
+                f"{stop.file}:{stop.pos} of branch {branch.id} cannot be reached: there is no backup before it",
+                hint="`backupd timeline SERVER` shows what is recoverable")
+
+
+def _end_of(branch: Branch, run: Run) -> Stop:
+    return Stop(branch.id, branch.file(run.last_number), run.last_pos, run.gtids_after, run.last_at)
+
+
+def _is_behind_fork(stop: Stop, branch: Branch) -> bool:
+    return branch.fork is None or executed(stop.gtids, branch.fork.gtid)
+
+
+def _nowhere(goal: str, branch: Branch, others: Sequence[Branch]) -> NotFoundError | RefusedError:
+    if not others:
+        return NotFoundError(f"{goal} is not in the archived binary logs of branch {branch.id}",
+                             hint="`backupd binlog search SERVER` finds transactions; `backupd timeline SERVER` shows "
+                                  "what is archived")
+    named = ", ".join(f"{other.id} ({other.reason})" for other in others)
+    return RefusedError(f"{goal} is not part of branch {branch.id}, but of {named}",
+                        hint=f"if that is meant: --to {goal}@{others[0].id}")

@@ -1,0 +1,244 @@
+"""The archived binary logs of a replay, as plain files with their original names, each proved before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from threading import Event, Lock
+
+from backupd.model.binlog import ReplayLeg, ReplaySpec, SegmentKey
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    DamagedError,
+    DestinationError,
+    NotFoundError,
+    ObjectMissingError,
+    RefusedError,
+)
+from backupd.model.progress import Progress, Report
+from backupd.model.units import format_size
+from backupd.transfer import segments
+from backupd.transfer.unseal import Unsealer
+from restore.fetch import default_workers
+from restore.room import RESERVE
+from storage.destination import Destination
+
+_CHUNK = 1024 * 1024
+COPIES = 3
+"""How often the logs lie on the disk while they are replayed: fetched, served, and as relay logs of the copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """``legs``: of each leg its files in log order, the last one cut at the stop; ``warnings``: copies that could not
+    be used, one line each."""
+
+    legs: tuple[tuple[Path, ...], ...]
+    warnings: tuple[str, ...]
+
+
+def refuse_no_room_for(spec: ReplaySpec, folder: Path) -> None:
+    """Raises RefusedError when the logs of ``spec`` do not fit at ``folder`` (or the nearest one above it)."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    room = os.statvfs(there)
+    free, need = room.f_bavail * room.f_frsize, spec.size * COPIES + RESERVE
+    if free < need:
+        raise RefusedError(
+            f"too little room at {there} for the binary logs: {format_size(need)} needed, {format_size(free)} free",
+            detail=f"{spec.size:,} bytes of logs, {COPIES} times while they are replayed; {RESERVE:,} bytes reserve",
+            hint="free some space there, or restore to a place nearer to a backup",
+        )
+
+
+def fetch_logs(
+    server: str,
+    spec: ReplaySpec,
+    destinations: Sequence[Destination],
+    unsealer: Unsealer,
+    folder: Path,
+    *,
+    report: Report,
+    cancel: Event | None = None,
+) -> Logs:
+    """Bring the segments of every leg to ``folder``, which belongs to us; what an earlier call left there is used as
+    far as its digests are right.
+
+    ``destinations`` in the order to try them, for each segment anew. Raises RefusedError for logs that do not follow
+    each other, naming both places; DamagedError when no destination has a segment as it was stored, or DestinationError
+    when none could be asked, naming the places between which nothing can be replayed; KeyUnusableError, CancelledError.
+    """
+    total = sum(key.end - key.start for leg in spec.legs for key in leg.segments)
+    job = _Job(server, destinations, unsealer, total, report, cancel)
+    wanted: list[tuple[Path, list[_File]]] = []
+    for number, leg in enumerate(spec.legs, start=1):
+        place = folder / f"{number}"
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        wanted.append((place, _files(leg)))
+    with ThreadPoolExecutor(max_workers=default_workers(), thread_name_prefix="logs") as pool:
+        pending = [[pool.submit(job.bring, place, file) for file in files] for place, files in wanted]
+        legs = tuple(tuple(future.result() for future in futures) for futures in pending)
+    return Logs(legs, tuple(job.warnings))
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The segments of one file, from its first byte on; ``end``: where the replay stops in it, None for all of it."""
+
+    segments: tuple[SegmentKey, ...]
+    end: int | None
+
+
+def _files(leg: ReplayLeg) -> list[_File]:
+    """Raises RefusedError where something is missing between two segments, or before the first."""
+    found: list[_File] = []
+    before: SegmentKey | None = None
+    for number, group in groupby(leg.segments, key=lambda key: key.number):
+        keys = tuple(group)
+        if before is not None and number != before.number + 1:
+            raise _hole(f"file {before.number}", f"file {number}")
+        end = 0
+        for key in keys:
+            if key.start != end:
+                raise _hole(f"byte {end} of file {number}", f"byte {key.start} of file {number}")
+            end = key.end
+        before = keys[-1]
+        found.append(_File(keys, None))
+    if before is None:
+        return []
+    stop = leg.stop
+    if _number(stop.file) != before.number or before.end < stop.pos:
+        raise _hole(f"byte {before.end} of file {before.number}", f"{stop.file}:{stop.pos}, where the replay is to end")
+    return [*found[:-1], _File(found[-1].segments, stop.pos)]
+
+
+def _number(file: str) -> int:
+    return int(file.rpartition(".")[2])
+
+
+def _hole(after: str, before: str) -> RefusedError:
+    return RefusedError(
+        "the archived binary logs are not complete: nothing was restored",
+        detail=f"the last place before the gap is {after}, the first after it {before}",
+        hint="`backupd timeline SERVER` shows what is recoverable; restore to a place before the gap",
+    )
+
+
+class _Job:
+    def __init__(
+        self,
+        server: str,
+        destinations: Sequence[Destination],
+        unsealer: Unsealer,
+        total: int,
+        report: Report,
+        cancel: Event | None,
+    ) -> None:
+        self._server = server
+        self._destinations = destinations
+        self._unsealer = unsealer
+        self._total = total
+        self._report = report
+        self._cancel = cancel
+        self._lock = Lock()
+        self._done = 0
+        self._failed = Event()
+        self.warnings: list[str] = []
+
+    def bring(self, folder: Path, file: _File) -> Path:
+        """Make the file in ``folder`` hold exactly what it should; gives its path."""
+        try:
+            return self._bring(folder, file)
+        except BaseException:
+            self._failed.set()
+            raise
+
+    def _bring(self, folder: Path, file: _File) -> Path:
+        path: Path | None = None
+        for key in file.segments:
+            if self._failed.is_set() or (self._cancel is not None and self._cancel.is_set()):
+                raise CancelledError("the restore was cancelled while binary logs were fetched",
+                                     hint="the same command continues where it stopped")
+            path = self._segment(folder, key)
+        assert path is not None  # noqa: S101  a file has segments
+        end = file.segments[-1].end if file.end is None else file.end
+        if path.stat().st_size != end:
+            os.truncate(path, end)
+        return path
+
+    def _segment(self, folder: Path, key: SegmentKey) -> Path:
+        failures: list[BackupdError] = []
+        name = ""
+        for destination in self._destinations:
+            try:
+                header = segments.load_header(destination, self._server, key)
+                name = header.segment.file
+                path = folder / _safe(name)
+                if not _holds(path, key, header.segment.sha256):
+                    _shorten(path, key.start)
+                    segments.fetch(destination, header, self._unsealer, path, append=key.start > 0)
+            except (DamagedError, DestinationError, NotFoundError) as error:
+                failures.append(error)
+                continue
+            with self._lock:
+                self.warnings += [_line(error) for error in failures]
+                self._done += key.end - key.start
+                self._report(Progress("logs", self._done, self._total, note=name))
+            return path
+        raise _unreadable(name or f"file {key.number}", key, failures)
+
+
+def _safe(name: str) -> str:
+    if not name or "/" in name or name in (".", ".."):
+        raise DamagedError("a segment has a name that no binary log has", [repr(name)])
+    return name
+
+
+def _holds(path: Path, key: SegmentKey, digest: str) -> bool:
+    """Is the segment in the file already, byte for byte?"""
+    if not path.is_file() or path.stat().st_size < key.end:
+        return False
+    hasher = hashlib.sha256()
+    for chunk in _range(path, key.start, key.end):
+        hasher.update(chunk)
+    return hasher.hexdigest() == digest
+
+
+def _range(path: Path, start: int, end: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        file.seek(start)
+        while start < end and (chunk := file.read(min(_CHUNK, end - start))):
+            start += len(chunk)
+            yield chunk
+
+
+def _shorten(path: Path, size: int) -> None:
+    """What is there from ``size`` on is not what it should be."""
+    if size and path.is_file():
+        os.truncate(path, size)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) -> BackupdError:
+    places = f"nothing after {name}:{key.start} can be replayed; the archive goes on at {name}:{key.end}"
+    message = f"bytes {key.start} to {key.end} of binary log {name} cannot be read from any destination"
+    before = (f"restore to a place before: --to {name}:{key.start}@{key.branch}" if key.start
+              else f"restore to a place before {name}")
+    hint = f"{before}, or bring the segment back from elsewhere; `backupd verify` looks at all of them"
+    lines = [line for error in failures for line in (
+        error.damages if isinstance(error, DamagedError) else [_line(error)])]
+    gone = (DamagedError, NotFoundError, ObjectMissingError)
+    if any(isinstance(error, gone) for error in failures) or not failures:
+        return DamagedError(message, [places, *lines], hint=hint)
+    return DestinationError(message, detail="\n".join([places, *lines]),
+                            hint="see that the destination can be reached, then repeat the command: it continues")
+
+
+def _line(error: BackupdError) -> str:
+    return " ".join(f"{error.message} {error.detail}".split())[:400]

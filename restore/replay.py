@@ -1,0 +1,360 @@
+"""Rolling a restored copy forward: the logs of one leg, applied to a private server, to one place exactly.
+
+A leg is one sequence of log files. What is known of it is compared before anything is applied (do the files follow each
+other, do they continue the copy, do they end at the stop, whose ids occur) and afterwards (what has the copy executed,
+how many transactions did its server count). That a thread stopped is no proof, nor is the GTID alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+
+from backupd.engine import applier_mariadb, applier_mysql, eventstates, toolset
+from backupd.engine.applier import Applier, Standing, place
+from backupd.engine.applier_mariadb import MariadbApplier
+from backupd.engine.applier_mysql import MysqlApplier
+from backupd.engine.client import Session
+from backupd.engine.launch import LaunchedServer, Options, ServerConfig
+from backupd.engine.logsource import log_source, refuse_other_end
+from backupd.engine.logwalk import Walk, walk
+from backupd.engine.replaypipe import refuse_inexact, replay_through_pipe
+from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop
+from backupd.model.errors import DamagedError, RefusedError, ServerError
+from backupd.model.gtid import covers, plus, same
+from backupd.model.progress import Progress, Report, silent
+from backupd.model.server import Flavour, Position, ServerInfo, Version
+from backupd.process.command import locate
+
+PHASE = "replay"
+_MOST_WORKERS = 8
+_RELAY_SPACE = 1024 * 1024 * 1024
+
+_ALWAYS: Options = {
+    # Lost work is done again from the backup; only a clean stop makes the copy a restored server.
+    "innodb_flush_log_at_trx_commit": "0",
+    "sync_relay_log": "0",
+    "relay_log": "backupd-relay",
+    "relay_log_space_limit": str(_RELAY_SPACE),
+    "loose_slave_max_allowed_packet": "1073741824",
+    "loose_replica_max_allowed_packet": "1073741824",
+    "loose_slave_exec_mode": "STRICT",
+    "loose_replica_exec_mode": "STRICT",
+    "loose_slave_transaction_retries": "100",
+    "loose_replica_transaction_retries": "100",
+    # Of plugins that the copied tables name: it must not write anybody's audit.
+    "loose_server_audit": "OFF",
+    "loose_audit_log": "OFF",
+    "loose_group_replication": "OFF",
+}
+_MARIADB: Options = {
+    "sync_master_info": "0",
+    "sync_relay_log_info": "0",
+    "slave_parallel_mode": "optimistic",
+    "slave_parallel_max_queued": str(16 * 1024 * 1024),
+    "slave_run_triggers_for_rbr": "NO",
+    "gtid_strict_mode": "OFF",
+}
+_MYSQL: Options = {
+    "loose_persisted_globals_load": "OFF",
+    # Takes events with GTIDs and without, and turns no statement away that the source executed.
+    "gtid_mode": "OFF_PERMISSIVE",
+    "enforce_gtid_consistency": "OFF",
+    # For the applier's own tables, which tell what its workers do; nothing else is measured.
+    "performance_schema": "ON",
+    "performance_schema_instrument": "%=OFF",
+    "loose_slave_parallel_type": "LOGICAL_CLOCK",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What one leg did. ``gtids``: all that the copy has executed now; ``transactions``: how many were applied;
+    ``bytes`` of logs; ``events``: scheduled events (``schema.name: state``) that got back the state that their
+    statements gave them; ``prepared_xa``: XA transactions that are prepared and hold locks, as XA RECOVER names
+    them."""
+
+    gtids: str
+    transactions: int
+    seconds: float
+    bytes: int
+    events: tuple[str, ...] = ()
+    prepared_xa: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) -> Options:
+    """Options of a copy that logs with events of ``server_ids`` can be replayed onto, in parallel by ``workers`` (0: as
+    this machine can). ``replay_config`` sets them, and what is no option of the server."""
+    cores = os.cpu_count() or 1
+    number = str(workers or min(_MOST_WORKERS, cores))
+    if info.flavour is Flavour.MARIADB:
+        # It runs transactions side by side that may turn out to be in each other's way: with few cores that costs more
+        # than it gains (2 cores, 30,000 transactions: 3.6 s with one worker, 5.0 with two, 5.9 with four).
+        number = str(workers or min(_MOST_WORKERS, max(1, cores // 2)))
+        return {**_ALWAYS, **_MARIADB, "slave_parallel_threads": number, "server_id": str(_own_id(server_ids))}
+    ordered = "ON" if info.version >= Version(8, 0, 19) else "OFF"  # before that it needed a binary log
+    return {**_ALWAYS, **_MYSQL, "server_id": str(_own_id(server_ids)),
+            "loose_slave_parallel_workers": number, "loose_replica_parallel_workers": number,
+            "loose_slave_preserve_commit_order": ordered, "loose_replica_preserve_commit_order": ordered}
+
+
+def replay_config(config: ServerConfig, info: ServerInfo, server_ids: Sequence[int], workers: int) -> ServerConfig:
+    """``config`` changed so that logs can be replayed: ``replay_options``, a server id that occurs in no event, and its
+    accounts known (GRANT and CREATE EVENT must work), one of ours among them until the server is stopped."""
+    options = dict(replay_options(info, server_ids, workers))
+    return replace(config, skip_grants=False, own_account=True, server_id=int(options.pop("server_id") or 0),
+                   options={**config.options, **options})
+
+
+def replay(
+    server: LaunchedServer,
+    info: ServerInfo,
+    leg_files: Sequence[Path],
+    start: Position,
+    stop: Stop,
+    *,
+    method: ReplayMethod,
+    exclude: Sequence[str] = (),
+    server_ids: Sequence[int],
+    transactions: int | None,
+    folder: Path,
+    memory: int = 0,
+    workers: int = 0,
+    report: Report = silent,
+    cancel: Event | None = None,
+    templates: Path | None = None,
+    programs: Mapping[str, str] | None = None,
+) -> Replayed:
+    """Apply ``leg_files`` from ``start`` to ``stop`` onto ``server``, a private copy that runs with ``replay_config``.
+
+    ``leg_files``: plain, original names, in order, the last one cut at the stop; they are copied, never changed.
+    ``start``: where the copy stands; by GTID alone when its file is not the first of the leg. ``transactions``: how
+    many lie between the two (with the excluded ones), None where that is not known. ``folder``: for the scratch
+    source, not there yet, passable for the server's user; it takes the room of the logs. ``memory``: bytes that the
+    scratch source may use besides the copy, 0 for a little. ``workers``: other than those that the copy was started
+    with. ``templates``: where empty systems are kept for the next replay; made anew each time without. ``programs``: as
+    of toolset.
+
+    After an error the copy stands somewhere between: throw it away, or ask it. Raises RefusedError (files, start, stop
+    or server id do not fit; nothing was applied), DamagedError, ServerError (the applier failed), ToolError,
+    CancelledError.
+    """
+    began = time.monotonic()
+    files = _in_order(leg_files, start, stop)
+    found = walk(files, start, wanted=exclude)
+    _refuse_wrong(info, found, stop, transactions, exclude)
+    report(Progress(PHASE, 0, found.bytes))
+    mariadb = info.flavour is Flavour.MARIADB
+    with server.connection.connect() as session:
+        _refuse_own_id(session, found, server_ids)
+        in_table = mariadb or info.version < Version(8, 0)
+        events = eventstates.after(eventstates.read_events(session, in_table=in_table), found.statements)
+        before = executed = _state(session, info, found, start)
+        counted = 0
+        if found.works:
+            run = _apply if method is ReplayMethod.APPLIER else _pipe
+            executed, counted = run(server, session, _Leg(
+                info, files, start, stop, tuple(exclude), found, folder, memory, workers,
+                templates, programs or {}, report, cancel))
+        _refuse_unequal(info, found, before, executed, counted, stop, exclude)
+        told = eventstates.give_back(session, events, in_table=in_table)
+        return Replayed(
+            gtids=executed, transactions=_applied(found, counted, exclude), seconds=time.monotonic() - began,
+            bytes=found.bytes, events=told, prepared_xa=_prepared(session, info))
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    info: ServerInfo
+    files: tuple[Path, ...]
+    start: Position
+    stop: Stop
+    exclude: tuple[str, ...]
+    found: Walk
+    folder: Path
+    memory: int
+    workers: int
+    templates: Path | None
+    programs: Mapping[str, str]
+    report: Report
+    cancel: Event | None
+
+
+def _apply(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
+    with log_source(server, leg.info, leg.files, leg.found, folder=leg.folder, installer=_installer(server, leg),
+                    memory=leg.memory, templates=leg.templates) as source:
+        if leg.stop.gtids:
+            refuse_other_end(source.server, leg.info, leg.stop.gtids)
+        sizes = [(path.name, path.stat().st_size) for path in leg.files]
+        applier: Applier
+        if leg.info.flavour is Flavour.MARIADB:
+            applier = MariadbApplier(server, session, source, leg.found, leg.exclude, leg.workers)
+        else:
+            applier = MysqlApplier(server, session, source, leg.found, leg.info.version, sizes, leg.start,
+                                   leg.stop.gtids, leg.exclude, leg.workers)
+        applier.prepare()
+        applier.apply(_moved(leg, sizes), leg.cancel)
+        executed, counted = applier.executed(), applier.applied()
+        applier.close()
+    return executed, counted
+
+
+def _moved(leg: _Leg, sizes: Sequence[tuple[str, int]]) -> Callable[[Standing], None]:
+    total = sum(size for _name, size in sizes)
+
+    def tell(now: Standing) -> None:
+        done = place(now.file, now.pos, sizes) - (total - leg.found.bytes)
+        leg.report(Progress(PHASE, max(0, min(done, leg.found.bytes)), leg.found.bytes, note=now.gtids))
+
+    return tell
+
+
+def _pipe(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
+    refuse_inexact(leg.info, leg.files, leg.start, leg.found, leg.exclude)
+    mariadb = leg.info.flavour is Flavour.MARIADB
+    before = applier_mysql.executed(session) if not mariadb else None
+    if before is not None:
+        applier_mysql.exclude(session, leg.exclude)
+    replay_through_pipe(server, leg.info, leg.files, leg.start, programs=leg.programs, cancel=leg.cancel)
+    if before is None:
+        # The client's session left no trace of its place; that every statement was executed, both exit codes say.
+        applier_mariadb.set_position(session, leg.found, leg.found.end)
+        return str(applier_mariadb.position(session)), leg.found.transactions
+    executed = applier_mysql.executed(session)
+    if leg.found.is_by_gtid:
+        return str(executed), executed.minus(before).count - len(leg.exclude)
+    return str(executed), leg.found.transactions - len(leg.exclude)
+
+
+def _in_order(leg_files: Sequence[Path], start: Position, stop: Stop) -> tuple[Path, ...]:
+    """The files that hold something. Raises RefusedError for a sequence that no server has written so."""
+    files = list(leg_files)
+    names = [path.name for path in files]
+    numbers = [_number(name) for name in names]
+    wrong = ""
+    if not files and not _is_same_place(start, stop):
+        wrong = "no file was given"
+    elif len({name.rpartition(".")[0] for name in names}) > 1:
+        wrong = "they have names of different servers"
+    elif any(later != earlier + 1 for earlier, later in itertools.pairwise(numbers)):
+        wrong = "one is missing, or they are in the wrong order"
+    elif start.file in names[1:]:
+        wrong = f"the start {start.file}:{start.pos} is not in the first one"
+    elif files and stop.file and stop.file != names[-1]:
+        wrong = f"the stop {stop.file}:{stop.pos} is not in the last one"
+    elif files and stop.file and (size := files[-1].stat().st_size) != stop.pos:
+        wrong = f"{names[-1]} has {size:,} bytes, and the stop is at {stop.pos:,}"
+    if wrong:
+        raise RefusedError(f"these logs cannot be replayed: {wrong}", detail=" ".join(names),
+                           hint="`backupd timeline` names the gaps of the archive; fetch the logs again")
+    if files and files[-1].stat().st_size <= FIRST_EVENT:
+        files.pop()  # the stop is before its first event
+    return tuple(files)
+
+
+def _number(name: str) -> int:
+    number = name.rpartition(".")[2]
+    if not number.isdecimal():
+        raise RefusedError(f"{name} is not the name of a binary log", hint="logs are replayed under original names")
+    return int(number)
+
+
+def _is_same_place(start: Position, stop: Stop) -> bool:
+    return (start.file, start.pos) == (stop.file, stop.pos) or (bool(start.gtid) and start.gtid == stop.gtids)
+
+
+def _refuse_wrong(info: ServerInfo, found: Walk, stop: Stop, transactions: int | None, exclude: Sequence[str]) -> None:
+    """What the files hold against what the plan says of them."""
+    mariadb = info.flavour is Flavour.MARIADB
+    if found.bytes and found.mariadb is not mariadb:
+        raise RefusedError(f"these are no logs of a {info.flavour} server")
+    if found.is_by_gtid and not mariadb and not stop.gtids:
+        raise RefusedError("the plan does not say what is executed at the stop, and the logs have GTIDs")
+    if mariadb and found.works and stop.gtids and not same(str(found.end), stop.gtids, mariadb=True):
+        raise RefusedError("the logs do not end where the replay is to stop",
+                           detail=f"they end at {found.end}, the stop is at {stop.gtids}")
+    absent = [gtid for gtid in exclude
+              if not (gtid in found.before if mariadb else covers(stop.gtids, gtid, mariadb=False))]
+    if absent:
+        raise RefusedError(f"{', '.join(absent)} cannot be left out: it is not in the logs that are replayed",
+                           hint="`backupd binlog search` finds the GTIDs of transactions")
+    if transactions is not None and found.is_marked and found.transactions != transactions:
+        raise DamagedError("the logs do not hold what the index says",
+                           [f"{found.transactions:,} transactions between start and stop, not {transactions:,}"])
+
+
+def _refuse_own_id(session: Session, found: Walk, server_ids: Sequence[int]) -> None:
+    """A server skips events that carry its own id, silently."""
+    own = int(session.scalar("SELECT @@GLOBAL.server_id"))
+    if own in found.server_ids or own in server_ids:
+        raise RefusedError(f"the copy has the server id {own}, which occurs in the logs: it would skip those events",
+                           hint="start it with another one")
+
+
+def _state(session: Session, info: ServerInfo, found: Walk, start: Position) -> str:
+    """Say what the copy has executed; gives that."""
+    if info.flavour is Flavour.MARIADB:
+        applier_mariadb.forget(session)
+        applier_mariadb.set_position(session, found, found.start)
+        return str(applier_mariadb.position(session))
+    words = applier_mysql.Words.of(info.version)
+    applier_mysql.forget(session, words)
+    applier_mysql.start_at(session, start.gtid, words)
+    return str(applier_mysql.executed(session))
+
+
+def _refuse_unequal(info: ServerInfo, found: Walk, before: str, executed: str, counted: int, stop: Stop,
+                    exclude: Sequence[str]) -> None:
+    """Is everything executed that should be, and nothing else?"""
+    mariadb = info.flavour is Flavour.MARIADB
+    expected = found.transactions - len(exclude)
+    wanted = plus(before, stop.gtids or (str(found.end) if mariadb else ""), mariadb=mariadb)
+    problems = []
+    if not same(executed, wanted, mariadb=mariadb):
+        problems.append(f"it has executed {executed or 'nothing'}, not {wanted or 'nothing'}")
+    # More are no harm: workers in each other's way try again, and the server counts that, too.
+    if (mariadb or not found.is_by_gtid) and found.is_marked and counted < expected:
+        problems.append(f"its server counted {counted:,} transactions, and the logs hold {expected:,}")
+    if problems:
+        raise ServerError("the copy did not end where it should", detail="\n".join(problems),
+                          hint="throw this copy away; the pipe (--replay-with pipe) is the other way")
+
+
+def _applied(found: Walk, counted: int, exclude: Sequence[str]) -> int:
+    """How many transactions, without those that were tried twice."""
+    return min(counted, found.transactions - len(exclude)) if found.mariadb else counted
+
+
+def _prepared(session: Session, info: ServerInfo) -> tuple[str, ...]:
+    """XA transactions that wait for their commit or rollback, in the words of XA statements."""
+    if info.flavour is Flavour.MARIADB:
+        return tuple(str(row[3]) for row in session.query("XA RECOVER FORMAT='SQL'"))
+    told = []
+    for number, first, _second, data in session.query("XA RECOVER CONVERT XID"):
+        name = str(data).removeprefix("0x")
+        told.append(f"X'{name[:2 * int(first)]}',X'{name[2 * int(first):]}',{number}")
+    return tuple(told)
+
+
+def _installer(server: LaunchedServer, leg: _Leg) -> str:
+    """What makes an empty system for this server: MySQL's does it itself."""
+    program = Path(server.config.program)
+    if leg.info.flavour is not Flavour.MARIADB:
+        return str(program)
+    names = toolset.row_for(leg.info.flavour, leg.info.version).install
+    beside = [str(folder / name) for name in names for folder in (program.parent, program.parent.parent / "bin",
+                                                                   program.parent.parent / "scripts")]
+    named = [leg.programs[name] for name in names if leg.programs.get(name)]
+    return next((path for path in [*named, *beside] if os.access(path, os.X_OK)), locate(names[0]))
+
+
+def _own_id(server_ids: Sequence[int]) -> int:
+    taken = set(server_ids)
+    return next(number for number in iter(lambda: secrets.randbelow(2**31) + 2**30, 0) if number not in taken)

@@ -1,0 +1,119 @@
+"""Promises against what is: one event when one is broken, one when it is kept again for good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from backupd.app.objectives import ObjectivesWatch
+from backupd.app.wiring import Wiring
+from backupd.catalog.session import open_catalog
+from backupd.model.errors import CatalogError
+from backupd.recovery.timeline import Objectives, Reach, Timeline
+from backupd.recovery.windows import Window
+from tests.app.house import GOLD, Office
+from tests.catalog import samples
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass
+class Desk:
+    wiring: Wiring
+    watch: ObjectivesWatch = field(init=False)
+    now: datetime = NOW
+    latest: datetime | None = NOW
+    predicted: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        self.watch = ObjectivesWatch(self.read)
+
+    def read(self, _wiring: Wiring, server: str) -> Timeline:
+        if self.latest is None:
+            return Timeline(server, self.now, (), (), (), ())
+        window = replace(_WINDOW, end=self.latest)
+        reach = Reach("local", self.latest, timedelta(0), self.now - self.latest)
+        return Timeline(server, self.now, (window,), (), (reach,), (), predicted_rto=self.predicted,
+                        objectives=Objectives())
+
+    def look(self, after: timedelta = timedelta(0)) -> list[str]:
+        """The kinds of events that this look added."""
+        self.now += after
+        before = len(self.wiring.catalog.events.list())
+        self.watch.step(self.wiring, self.now)
+        events = self.wiring.catalog.events.list()
+        return [event.kind for event in reversed(events[:len(events) - before])]
+
+
+_WINDOW = Window(begin=NOW, end=NOW, reason_end="now", branch="b", base=samples.backup(), run=None)
+
+
+@pytest.fixture
+def desk(short_tmp: Path) -> Iterator[Desk]:
+    settings = Office(short_tmp).write(gold=GOLD + "binlog: {}\nobjectives: {rpo: 2m, rto: 1h}\n")
+    with open_catalog(settings.catalog) as catalog:
+        yield Desk(Wiring(settings, catalog))
+
+
+def test_what_could_be_lost_is_told_when_it_is_too_much_and_when_it_was_little_for_a_while(desk: Desk) -> None:
+    assert desk.look() == []
+    assert desk.look(3 * MINUTE) == ["rpo-broken"]
+    (event,) = desk.wiring.catalog.events.list()
+    assert "3m of work would be lost; objectives.rpo promises 2m" in event.message
+    assert "local: 2026-11-21T12:00:00" in event.detail
+    assert desk.look(MINUTE) == []
+    desk.latest = desk.now
+    assert desk.look() == []
+    assert desk.look(MINUTE) == [], "not at the first breath"
+    desk.latest = desk.now + MINUTE
+    assert desk.look(MINUTE) == ["rpo-kept"]
+    assert desk.look(MINUTE) == []
+    assert desk.wiring.catalog.lags.worst("db1", NOW) == {"local": 240.0}
+
+
+def test_a_lag_that_goes_up_and_down_around_the_limit_is_one_incident(desk: Desk) -> None:
+    told = []
+    for _ in range(20):
+        desk.latest = desk.now - 3 * MINUTE
+        told += desk.look()
+        desk.latest = desk.now - MINUTE
+        told += desk.look(MINUTE)
+    assert told == ["rpo-broken"]
+
+
+def test_a_server_that_cannot_be_recovered_at_all_breaks_its_promise(desk: Desk) -> None:
+    desk.latest = None
+    assert desk.look() == ["rpo-broken"]
+    assert "cannot be recovered at all" in desk.wiring.catalog.events.list()[0].message
+
+
+def test_a_restore_that_would_take_too_long_is_told_and_nothing_is_said_where_nothing_is_known(desk: Desk) -> None:
+    assert desk.look() == []
+    desk.predicted = timedelta(hours=2)
+    desk.latest = desk.now
+    assert desk.look() == ["rto-broken"]
+    desk.predicted = None
+    assert desk.look() == []
+    desk.predicted = timedelta(minutes=10)
+    assert desk.look() == []
+    desk.latest = desk.now + MINUTE
+    assert desk.look(MINUTE) == ["rto-kept"]
+
+
+def test_a_server_whose_timeline_cannot_be_read_stops_no_other(short_tmp: Path) -> None:
+    settings = Office(short_tmp, servers={"db1": "gold", "db2": "gold"}).write(gold=GOLD + "objectives: {rpo: 2m}\n")
+    with open_catalog(settings.catalog) as catalog:
+        seen = []
+
+        def read(_wiring: Wiring, server: str) -> Timeline:
+            seen.append(server)
+            raise CatalogError("locked")
+
+        ObjectivesWatch(read).step(Wiring(settings, catalog), NOW)
+        assert seen == ["db1", "db2"]
+        assert catalog.events.list() == ()

@@ -1,0 +1,89 @@
+"""Asking a catalog that does not answer costs a moment, never more."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from backupd.app import scribe as module
+from backupd.app.scribe import Scribe
+from backupd.catalog import database
+from backupd.catalog.session import Catalog
+from backupd.model.errors import CatalogError, NotFoundError
+from backupd.model.hold import HoldKind
+from tests.app.gate import until
+from tests.catalog import samples
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.3)
+    monkeypatch.setattr(module, "PAUSE", 0.2)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 3)
+
+
+def hold(catalog: Catalog) -> None:
+    catalog.holds.set("db1", HoldKind.PAUSE, "moving", "anna", samples.NOON)
+
+
+def test_answers_and_errors_come_from_the_catalog(tmp_path: Path) -> None:
+    with Scribe(f"sqlite:///{tmp_path}/catalog.db") as scribe:
+        scribe.ask(hold)
+        assert [one.server for one in scribe.ask(lambda catalog: catalog.holds.all())] == ["db1"]
+        with pytest.raises(NotFoundError):
+            scribe.ask(lambda catalog: catalog.jobs.get("nix"))
+        assert scribe.trouble == ""
+
+
+def test_a_locked_catalog_holds_nobody_up_and_takes_what_comes_when_it_is_free_again(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    with Scribe(f"sqlite:///{path}") as scribe:
+        scribe.ask(lambda catalog: catalog.holds.all(), patience=5)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            begun = time.monotonic()
+            with pytest.raises(CatalogError, match=r"has not answered within"):
+                scribe.ask(hold, patience=0.3)
+            with pytest.raises(CatalogError, match=r"does not answer"):  # it still hangs
+                scribe.ask(hold, patience=0.3)
+            assert time.monotonic() - begun < 2
+            assert scribe.trouble
+            other.execute("ROLLBACK")
+        until(lambda: works(scribe))
+        assert scribe.ask(lambda catalog: catalog.holds.all())
+
+
+def works(scribe: Scribe) -> bool:
+    try:
+        scribe.ask(hold)
+    except CatalogError:
+        return False
+    return scribe.trouble == ""
+
+
+def test_a_catalog_that_cannot_be_opened_is_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    path.write_bytes(b"not a database, whatever its name says" * 100)
+    with Scribe(f"sqlite:///{path}") as scribe:
+        with pytest.raises(CatalogError, match="not a SQLite file"):
+            scribe.ask(hold, patience=5)
+        with pytest.raises(CatalogError, match="failed a moment ago"):
+            scribe.ask(hold)
+        path.unlink()
+        path.touch()
+        until(lambda: works(scribe))
+
+
+def test_it_ends_though_the_catalog_hangs(tmp_path: Path) -> None:
+    hanging = threading.Event()
+    with Scribe(f"sqlite:///{tmp_path}/catalog.db") as scribe:
+        with pytest.raises(CatalogError):
+            scribe.ask(lambda _catalog: hanging.wait(10), patience=0.3)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 2
+    hanging.set()

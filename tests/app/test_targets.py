@@ -1,0 +1,176 @@
+"""Where targets lie in archived logs: made up transactions, really sealed, stored and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from backupd.app.settings import load_settings
+from backupd.app.targets import Targets
+from backupd.app.wiring import Wiring
+from backupd.catalog.session import open_catalog
+from backupd.model.binlog import Ending, ReplayLeg, Stop, Transaction
+from backupd.model.errors import ConfigurationError, DamagedError, RefusedError
+from backupd.model.server import Position
+from backupd.recovery.route import RouteLeg, Span
+from storage import layout
+from tests.restore.shelved import BASE, BRANCH, branch, segment, shelve, transaction
+from tests.retention.shelf import SERVER, Shelf
+from tests.support.keys import Keys
+
+FIRST = [transaction(1, 200, 300, 1), transaction(2, 300, 400, 2), transaction(3, 450, 600, 3)]
+SECOND = [transaction(4, 150, 250, 3), transaction(5, 250, 400, 9), transaction(6, 400, 500, 4)]
+THIRD = [transaction(7, 500, 650, 10), transaction(8, 650, 700, 12)]
+
+
+@dataclass
+class Shelved:
+    shelf: Shelf
+    targets: Targets
+    folder: Path
+
+
+@pytest.fixture
+def shelved(tmp_path: Path, keys: Keys) -> Iterator[Shelved]:
+    """bin.000001 whole; of bin.000002 two pieces, and what both hold as one."""
+    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+        shelf = Shelf(tmp_path, catalog, places=("local", "offsite"))
+        file = tmp_path / "backupd.yaml"
+        scratch = f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {tmp_path}/scratch}}}}\n"
+        file.write_text(file.read_text() + scratch)
+        shelf.wiring = Wiring(load_settings(file), catalog, shelf.clock)
+        for name in ("local", "offsite"):
+            assert shelf.wiring.destination(name).is_initialised()
+        catalog.binlogs.add_branch(branch())
+        put(shelf, keys, 1, 0, 640, Ending.ROTATED, FIRST, "", "0-1-3")
+        put(shelf, keys, 2, 0, 500, Ending.OPEN, SECOND, "0-1-3", "0-1-6")
+        put(shelf, keys, 2, 500, 700, Ending.OPEN, THIRD, "0-1-6", "0-1-8")
+        put(shelf, keys, 2, 0, 700, Ending.OPEN, [*SECOND, *THIRD], "0-1-3", "0-1-8")
+        yield Shelved(shelf, Targets(shelf.wiring, SERVER, [branch()], prefer=("local",)), tmp_path)
+
+
+def put(shelf: Shelf, keys: Keys, number: int, start: int, end: int, ending: Ending,
+        transactions: Sequence[Transaction], before: str, after: str) -> None:
+    draft = replace(segment(number, start, end, ending, transactions, before=before, after=after), server=SERVER)
+    places = [shelf.wiring.destination(name) for name in ("local", "offsite")]
+    found = shelve(draft, transactions, places, keys, shelf.base)
+    for place in places:
+        shelf.wiring.catalog.binlogs.add_segment(found, place.name, 100, BASE)
+
+
+def test_a_time_lies_before_the_first_transaction_in_log_order_that_committed_later(shelved: Shelved) -> None:
+    def at(seconds: float) -> Stop | None:
+        return shelved.targets.stop_for_time(BRANCH, (1, 300), (2, 700), BASE + timedelta(seconds=seconds))
+
+    assert at(2) == Stop(BRANCH, "bin.000001", 450, "0-1-2", BASE + timedelta(seconds=2), "0-1-3",
+                         BASE + timedelta(seconds=3))
+    # bin.000002 holds a later one before an earlier one: everything from there on is left out.
+    stop = at(5)
+    assert stop is not None
+    assert (stop.file, stop.pos, stop.gtids, stop.next_gtid) == ("bin.000002", 250, "0-1-4", "0-1-5")
+    before_all = at(0)
+    assert before_all is not None
+    assert (before_all.pos, before_all.at) == (300, None)
+    assert at(12) is None
+    assert shelved.targets.stop_for_time(BRANCH, (1, 300), (2, 250), BASE + timedelta(seconds=5)) is None
+
+
+def test_whole_seconds_and_clocks_that_went_back_leave_doubts_that_are_named(shelved: Shelved) -> None:
+    moment = BASE + timedelta(seconds=4, milliseconds=250)
+    (turned,) = shelved.targets.doubts(BRANCH, (1, 300), (2, 250), (2, 700), moment)
+    assert "0-1-6 at bin.000002:400" in turned
+    same, *_ = shelved.targets.doubts(BRANCH, (1, 300), (2, 250), (2, 250), BASE + timedelta(seconds=3))
+    assert "2 transactions" in same
+    assert "from 0-1-3 at bin.000001:450" in same
+    assert "0-1-4 at bin.000002:150" in same
+    assert shelved.targets.doubts(BRANCH, (1, 300), (2, 500), (2, 700), BASE + timedelta(seconds=7)) == ()
+
+
+def test_a_gtid_lies_where_it_begins_or_where_all_of_it_is_executed(shelved: Shelved) -> None:
+    before = shelved.targets.stop_for_gtid(BRANCH, "0-1-7", before=True)
+    assert before is not None
+    assert (before.file, before.pos, before.gtids, before.next_gtid) == ("bin.000002", 500, "0-1-6", "0-1-7")
+    after = shelved.targets.stop_for_gtid(BRANCH, "0-1-3", before=False)
+    assert after is not None
+    assert (after.file, after.pos, after.gtids, after.next_gtid) == ("bin.000001", 600, "0-1-3", "0-1-4")
+    assert shelved.targets.stop_for_gtid(BRANCH, "0-1-9", before=True) is None
+    assert shelved.targets.stop_for_gtid(BRANCH, "0-1-9", before=False) is None
+
+
+def test_a_place_is_one_between_two_transactions_or_refused_with_both(shelved: Shelved) -> None:
+    for number, pos, gtids in ((1, 4, ""), (1, 300, "0-1-1"), (1, 400, "0-1-2"), (1, 450, "0-1-2"), (1, 640, "0-1-3"),
+                               (2, 4, "0-1-3"), (2, 700, "0-1-8")):
+        found = shelved.targets.stop_for_position(BRANCH, number, pos)
+        assert found is not None, (number, pos)
+        assert (found.pos, found.gtids) == (pos, gtids)
+    for pos, below, above in ((350, 300, 400), (420, 400, 450), (620, 600, 640), (100, 4, 200)):
+        with pytest.raises(RefusedError) as refused:
+            shelved.targets.stop_for_position(BRANCH, 1, pos)
+        assert refused.value.detail.split() == [
+            "nearest", "before:", f"bin.000001:{below}", "nearest", "after:", f"bin.000001:{above}"]
+    assert shelved.targets.stop_for_position(BRANCH, 2, 701) is None
+    assert shelved.targets.stop_for_position(BRANCH, 3, 4) is None
+
+
+def test_what_a_leg_replays_is_counted_to_the_transaction_and_whole_files_go_before_pieces(shelved: Shelved) -> None:
+    start, end = Position("bin.000001", 300, "0-1-1"), (2, 400)
+    stop = Stop(BRANCH, "bin.000002", 400, "0-1-5")
+    leg = RouteLeg(BRANCH, (Span(BRANCH, (1, 300), end),), start, stop.position)
+    found = shelved.targets.material(leg, stop)
+    assert [(key.number, key.start, key.end) for key in found.segments] == [(1, 0, 640), (2, 0, 700)]
+    assert (found.size, found.transactions, found.server_ids, found.repeated) == (340 + 400, 4, (1,), 0)
+
+
+def test_a_sequence_of_files_that_is_entered_at_its_beginning_tells_what_it_repeats(shelved: Shelved) -> None:
+    stop = Stop(BRANCH, "bin.000002", 700, "0-1-8")
+    leg = RouteLeg(BRANCH, (Span(BRANCH, (1, 0), (2, 700)),), Position("bin.000001", 4, "0-1-4"), stop.position)
+    assert shelved.targets.material(leg, stop).repeated == 4
+
+
+def test_a_leg_is_cut_where_a_witness_was_taken(shelved: Shelved) -> None:
+    stop = Stop(BRANCH, "bin.000002", 650, "0-1-7")
+    start = Position("bin.000001", 300, "0-1-1")
+    material = shelved.targets.material(
+        RouteLeg(BRANCH, (Span(BRANCH, (1, 300), (2, 650)),), start, stop.position), stop)
+    leg = ReplayLeg(material.segments, start, stop, material.size, material.transactions)
+    first, rest = shelved.targets.split(leg, Position("bin.000002", 400, "0-1-5"))
+    assert (first.stop.gtids, first.transactions, rest.transactions) == ("0-1-5", 4, 2)
+    assert first.size + rest.size == leg.size
+    assert rest.start == Position("bin.000002", 400, "0-1-5")
+    assert [key.number for key in rest.segments] == [2]
+    assert shelved.targets.split(leg, Position("bin.000002", 650, "0-1-7")) == (leg,)
+    for elsewhere in (Position("bin.000002", 410, ""), Position("bin.000001", 300, "0-1-1"), Position(),
+                      Position("bin.000002", 400, "0-1-99"), Position("other.000002", 400, "")):
+        assert shelved.targets.split(leg, elsewhere) == ()
+
+
+def test_an_index_is_read_from_another_place_where_one_has_it_no_more(shelved: Shelved) -> None:
+    damage(shelved, "local")
+    assert shelved.targets.stop_for_gtid(BRANCH, "0-1-7", before=True) is not None
+    damage(shelved, "offsite")
+    again = Targets(shelved.shelf.wiring, SERVER, [branch()], prefer=("local",))
+    with pytest.raises(DamagedError) as bad:
+        again.stop_for_gtid(BRANCH, "0-1-7", before=True)
+    assert "bin.000002" in bad.value.message
+    assert {"local", "offsite"} <= set(" ".join(bad.value.damages).replace(":", " ").split())
+
+
+def damage(shelved: Shelved, place: str) -> None:
+    for path in (shelved.folder / place / layout.binlogs_folder(SERVER)).rglob("index-*"):
+        path.write_bytes(b"rotten")
+
+
+def test_without_a_private_key_only_what_needs_no_index_is_answered(shelved: Shelved) -> None:
+    file = shelved.folder / "backupd.yaml"
+    file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if "restore:" not in line))
+    blind = Targets(Wiring(load_settings(file), shelved.shelf.catalog, shelved.shelf.clock), SERVER,
+                    [branch()])
+    end = Stop(BRANCH, "bin.000002", 700, "0-1-8")
+    leg = RouteLeg(BRANCH, (Span(BRANCH, (1, 300), (2, 700)),), Position("bin.000001", 300, "0-1-1"), end.position)
+    assert blind.material(leg, end).transactions == 8
+    with pytest.raises(ConfigurationError):
+        blind.stop_for_gtid(BRANCH, "0-1-7", before=True)

@@ -1,0 +1,26 @@
+"""A process that archives a spool until it is killed: ``python -m tests.binlog.archiving SPOOL HOME KEY FOLDER``."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from backupd.binlog.archive import Archiver
+from backupd.binlog.spool import Spool
+from backupd.transfer.seal import Sealer
+from storage.filesystem import FilesystemDestination
+from tests.binlog.archived import Books
+
+
+def main(spool: str, home: str, key: str, folder: str) -> None:
+    destination = FilesystemDestination("disk", Path(folder))
+    with Archiver(Spool(Path(spool)), {"disk": destination}, Sealer([key], Path(home)), Books(),
+                  checkpoint=timedelta(0), clock=lambda: datetime.now(UTC)) as archiver:
+        print("archiving", flush=True)
+        while True:
+            archiver.step(datetime.now(UTC))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

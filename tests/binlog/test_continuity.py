@@ -1,0 +1,169 @@
+"""What a server's files mean for what is here: every case as values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from backupd.binlog.continuity import (
+    Compared,
+    Fork,
+    GoOn,
+    Tail,
+    after_restore,
+    another,
+    first_covered,
+    holder,
+    looked_back,
+    restored,
+    with_file,
+    without_file,
+)
+from backupd.binlog.evidence import Seen
+from backupd.engine.binlogsource import ListedLog, SourceState
+from backupd.model.binlog import BranchReason, Ending
+from backupd.model.server import Flavour, Position, Version
+
+NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
+SEEN = Seen(NOW, "uuid-1", 1, 100_000, "", "0-1-50")
+TAIL = Tail("binlog.000005", 5, 4000, "0-1-40", "0-1-50", None)
+UUID = "256cdffa-e59c-11f1-8b9d-02fc00000001"
+
+
+def source(*numbers: int, gtid: str = "0-1-60", flavour: Flavour = Flavour.MARIADB, **more: object) -> SourceState:
+    logs = tuple(ListedLog(f"binlog.{number:06d}", number, 5000) for number in numbers)
+    state = SourceState(NOW, "uuid-1", 1, flavour, Version(10, 11, 19), "on", "binlog", logs,
+                        Position(logs[-1].name, 5000, gtid), 200_000, 200_000, gtid)
+    return replace(state, **more)  # type: ignore[arg-type]  # fields by name
+
+
+
+def no_question(_name: str) -> str | None:
+    raise AssertionError("nobody needs to know")
+
+
+def test_a_purge_without_a_loss_goes_on() -> None:
+    # The file after ours, and ours ended with a Rotate event.
+    ended = replace(TAIL, ended=Ending.ROTATED)
+    assert without_file(ended, SEEN, source(6, 7), lambda _name: None) == GoOn(6)
+    # Ours was cut, but the GTIDs say that nothing followed in it.
+    assert without_file(TAIL, SEEN, source(6, 7), lambda _name: "0-1-50") == GoOn(6)
+
+
+@pytest.mark.parametrize(("tail", "numbers", "before", "word"), [
+    (TAIL, (6, 7), "0-1-52", "too early"),
+    (TAIL, (8,), "0-1-55", "too early"),
+    (TAIL, (8,), "0-1-50", "no transaction is missing"),
+    (replace(TAIL, ended=Ending.ROTATED), (8,), "0-1-55", "too early"),
+])
+def test_a_purge_that_lost_something_is_a_gap_of_the_same_branch(
+        tail: Tail, numbers: tuple[int, ...], before: str, word: str) -> None:
+    found = without_file(tail, SEEN, source(*numbers), lambda _name: before)
+    assert isinstance(found, GoOn)
+    assert found.number == numbers[0]
+    assert word in found.gap
+
+
+def test_files_whose_gtids_lack_what_is_archived_are_another_history() -> None:
+    found = without_file(TAIL, SEEN, source(8), lambda _name: "0-1-30")
+    assert isinstance(found, Fork)
+    assert (found.reason, found.fork, found.number) == (BranchReason.UNKNOWN, None, 8)
+
+
+def test_without_gtids_the_log_sequence_number_is_asked_for() -> None:
+    tail = replace(TAIL, before="", after="")
+    found = without_file(tail, SEEN, source(8, gtid="", flavour=Flavour.MYSQL), lambda _name: "")
+    assert isinstance(found, GoOn)
+    assert found.gap
+    silent = without_file(tail, replace(SEEN, lsn=None), source(8, gtid="", flavour=Flavour.MYSQL), lambda _name: "")
+    assert isinstance(silent, Fork)
+    assert silent.reason is BranchReason.UNKNOWN
+
+
+def test_a_list_that_ends_earlier_needs_a_look_at_earlier_files() -> None:
+    state = source(1, 2)
+    assert without_file(TAIL, SEEN, state, no_question) is None
+    reset = looked_back(TAIL, state, None)
+    assert (reset.reason, reset.number, reset.fork) == (BranchReason.RESET, 1, None)
+    unchanged = Position("binlog.000004", 777, "0-1-40")
+    lost = looked_back(TAIL, source(3, 4, 5), unchanged)
+    assert (lost.reason, lost.number, lost.fork, lost.names_go_on) == (BranchReason.LOST_TAIL, 5, unchanged, True)
+    other = looked_back(TAIL, source(3, 4, 5), None)
+    assert (other.reason, other.number, other.fork) == (BranchReason.UNKNOWN, 3, None)
+
+
+def test_a_file_that_lost_transactions_forks_at_their_beginning() -> None:
+    common = Position("binlog.000005", 3000, "0-1-47")
+    found = with_file(TAIL, Compared(common, 7, lost=True), SEEN, source(5, 6), no_question)
+    assert isinstance(found, Fork)
+    assert (found.reason, found.fork, found.number, found.names_go_on) == (
+        BranchReason.LOST_TAIL, common, 5, True)
+
+
+def test_half_a_transaction_that_the_server_never_finished_is_no_loss() -> None:
+    assert with_file(TAIL, Compared(TAIL.place, 10, lost=False), SEEN, source(5, 6), no_question) == GoOn(5)
+
+
+def test_the_first_file_begun_anew_within_the_same_second_is_a_reset_and_no_lost_tail() -> None:
+    tail = replace(TAIL, name="binlog.000001", number=1)
+    common = Compared(Position("binlog.000001", 325, ""), 0, lost=True)
+    assert with_file(tail, common, SEEN, source(1, gtid="0-1-2"), no_question) is None
+    assert looked_back(tail, source(1, gtid="0-1-2"), None).reason is BranchReason.RESET
+
+
+def test_data_from_earlier_is_a_restore_and_its_fork_is_not_guessed() -> None:
+    state = source(5, 6, lsn=50_000)
+    assert "log sequence number" in restored(SEEN, state)
+    assert restored(SEEN, source(5, 6, lsn=99_000)) == ""  # a crash may take back that much
+    assert restored(None, state) == ""
+    assert "of restore r1" in restored(SEEN, source(5, marker="r1"))
+    assert restored(replace(SEEN, marker="r1"), source(5, marker="r1")) == ""
+    common = Position("binlog.000005", 3000, "0-1-47")
+    found = with_file(TAIL, Compared(common, 7, lost=True), SEEN, state, no_question)
+    assert isinstance(found, Fork)
+    assert (found.reason, found.fork, found.names_go_on) == (BranchReason.RESTORE, None, False)
+    later = after_restore(TAIL, "because")
+    assert (later.reason, later.number, later.fork) == (BranchReason.RESTORE, 6, None)
+
+
+def test_a_restored_mysql_tells_by_its_gtids_where_it_forked() -> None:
+    tail = replace(TAIL, before=f"{UUID}:1-40", after=f"{UUID}:1-50")
+    state = source(1, gtid=f"{UUID}:1-30", flavour=Flavour.MYSQL, lsn=5)
+    found = without_file(tail, SEEN, state, lambda _name: f"{UUID}:1-20")
+    assert isinstance(found, Fork)
+    assert found.reason is BranchReason.RESTORE
+    assert found.fork == Position("", 0, f"{UUID}:1-20")
+    ahead = without_file(tail, SEEN, state, lambda _name: f"{UUID}:1-70")
+    assert isinstance(ahead, Fork)
+    assert ahead.fork is None
+
+
+def test_another_server_is_a_failover_whatever_its_files_are_called() -> None:
+    other = source(4, 5, 6, server_id=2)
+    assert another(SEEN, other)
+    for found in (without_file(TAIL, SEEN, other, no_question),
+                  with_file(TAIL, Compared(None, 0, lost=True), SEEN, other, no_question)):
+        assert isinstance(found, Fork)
+        assert found.reason is BranchReason.FAILOVER
+
+
+def test_the_newest_file_that_begins_within_the_archive_is_found() -> None:
+    begins = {4: "0-1-30,0-2-10", 5: "0-1-45", 6: "0-1-45,0-2-48"}
+    asked: list[int] = []
+
+    def previous(name: str) -> str | None:
+        asked.append(int(name[-6:]))
+        return begins.get(int(name[-6:]))
+
+    assert first_covered(source(3, 4, 5, 6), "0-1-50", previous) == 5
+    assert asked == [6, 5]
+    assert first_covered(source(4, 6), "0-1-50", previous) is None
+
+
+def test_what_a_history_holds() -> None:
+    mariadb = holder("0-1-50,0-2-48,1-1-7", mariadb=True)
+    assert [mariadb(gtid) for gtid in ("0-1-50", "0-2-49", "0-3-1", "1-1-7", "")] == [True, False, False, True, False]
+    mysql = holder(f"{UUID}:1-5:8", mariadb=False)
+    assert [mysql(gtid) for gtid in (f"{UUID}:5", f"{UUID}:6", f"{UUID}:8", "")] == [True, False, True, False]
