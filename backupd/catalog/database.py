@@ -191,10 +191,12 @@ def _make_file(path: Path) -> None:
         missing = [folder for folder in path.absolute().parents if not folder.exists()]
         for folder in reversed(missing):
             folder.mkdir(mode=0o700, exist_ok=True)
-        # SQLite would create the file by the umask; its -wal and -shm files take over the mode of this one.
-        os.close(os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC, 0o600))
-    except IsADirectoryError as error:
-        raise CatalogError(f"the catalog {path} is a folder", hint="name a file inside it") from error
+        # SQLite would create the file by the umask; its -wal and -shm files take over the mode of this one. One that is
+        # there must not be opened here: closing it would end the locks of this process's other connections (fcntl(2)),
+        # and the next process to leave would take the -wal away under them (sqlite.org, "How To Corrupt", 2.2).
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        pass
     except OSError as error:
         raise CatalogError(f"the catalog {path} cannot be created or opened", detail=str(error),
                            hint="run as the user that owns the catalog, or correct its folder's permissions") from error

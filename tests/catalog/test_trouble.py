@@ -73,6 +73,21 @@ def test_threads_of_one_process_may_open_and_write_at_once(url: str) -> None:
         assert len(catalog.jobs.list(state=JobState.SUCCEEDED)) == 40
 
 
+def test_two_catalogs_of_one_process_and_a_process_that_leaves_see_the_same_rows(url: str) -> None:
+    """SQLite's locks belong to the process: whatever closes the file lets go of all of them, and then whoever leaves
+    last takes the log with the newest rows away."""
+    look = ("import sys; from backupd.catalog.session import open_catalog\n"
+            "with open_catalog(sys.argv[1]) as catalog: print(len(catalog.backups.list()))")
+    with open_catalog(url) as first:
+        first.backups.add(samples.backup(0))
+        with open_catalog(url) as second:
+            for number in range(1, 4):
+                with _python(look, url) as other:
+                    assert other.communicate(timeout=60) == (f"{number}\n", "")
+                (first if number % 2 else second).backups.add(samples.backup(number))
+            assert len(first.backups.list()) == len(second.backups.list()) == 4
+
+
 def test_a_newer_catalog_is_refused(url: str) -> None:
     upgrade(url)
     database = Database(url)

@@ -1,0 +1,256 @@
+"""From a stream of a server that eight clients write to all the time, to the moment right before a disaster: found by a
+search, restored by what the search says, compared with a real replica of the source that was stopped there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backupd.catalog.session import Catalog
+from tests.e2e.house import SERVER, Done, House
+from tests.e2e.oracle import WITH_MARIADB, WITH_MYSQL, WITHOUT_GTIDS, Kind, Mark, find, oracle
+from tests.e2e.service import ONCE_A_YEAR, Serving, catalog_of, make_due, serving, until
+from tests.support import sample
+from tests.support.keys import Keys
+from tests.support.load import Writers
+from tests.support.places import short_directory
+from tests.support.sample import checksum_everything
+from tests.support.server import Server
+from tests.support.stacks import MYSQL_CLONE
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
+
+POLICY = ONCE_A_YEAR + """\
+binlog: {stream: true, checkpoint: 1s}
+witness: {schedule: "0 0 5 1 *"}
+objectives: {rpo: 1h}
+"""
+NO_MYSQL = pytest.mark.skipif(bool(MYSQL_CLONE.why_not()), reason=MYSQL_CLONE.why_not() or "it can run")
+KINDS = [WITH_MARIADB, pytest.param(WITH_MYSQL, marks=NO_MYSQL), pytest.param(WITHOUT_GTIDS, marks=NO_MYSQL)]
+
+
+@dataclass
+class Story:
+    """``marks``: of the two disasters, by the source's own list of events; ``expected``: what a replica held right
+    before them. ``files``: binary logs that the source had ended since the backup, in order."""
+
+    kind: Kind
+    house: House
+    server: Server
+    backed_up: dict[str, Any]
+    marks: dict[str, Mark] = field(default_factory=dict)
+    expected: dict[str, dict[str, int]] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    witnessed: str = ""
+
+    def search(self, *args: str) -> dict[str, Any]:
+        """The only transaction that is found."""
+        (found,) = self.house.ok("binlog", "search", SERVER, *args)
+        one: dict[str, Any] = found
+        return one
+
+    def whole(self, file: str) -> Path:
+        """The folder of an ended binary log at the destination."""
+        number = int(file.rpartition(".")[2])
+        (folder,) = (self.house.repository / "binlogs" / SERVER).glob(f"*/{number:010d}-*")
+        return folder
+
+
+def confirmed(catalog: Catalog, moment: datetime) -> None:
+    """Wait until the archive has everything that was committed by then."""
+    until(lambda: any(run.confirmed_at is not None and run.confirmed_at >= moment for run in
+                      catalog.binlogs.runs(SERVER)), lambda: f"{moment}: {catalog.binlogs.stream_state(SERVER)}", 60)
+
+
+def more(writers: Writers, count: int = 60) -> None:
+    goal = writers.transactions + count
+    deadline = time.monotonic() + 60
+    while writers.transactions < goal:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def flush(server: Server) -> str:
+    """The name of the binary log that has ended by it."""
+    server.execute("FLUSH BINARY LOGS")
+    return str(server.query("SHOW BINARY LOGS")[-2][0])
+
+
+def witness(service: Serving, catalog: Catalog) -> str:
+    """Let the service take one now; its GTID, or its place without."""
+    begun = datetime.now(UTC)
+    make_due(catalog, "witness")
+    service.reload()
+    until(lambda: bool(catalog.witnesses.between(SERVER, begun, datetime.now(UTC))), lambda: "a witness")
+    (taken,) = catalog.witnesses.between(SERVER, begun, datetime.now(UTC))
+    return taken.position.gtid or f"{taken.position.file}:{taken.position.pos}"
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
+def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
+    kind: Kind = request.param
+    with short_directory() as base, kind.stack.make(tcp=True, options=kind.options) as server:
+        server.create_backup_users()
+        sample.create(server)
+        house = House(base, server, keys, programs=kind.stack.programs())
+        (base / "policies" / "gold.yaml").write_text(POLICY)
+        with oracle(kind, server) as right, catalog_of(house) as catalog:
+            with serving(house) as service:
+                with Writers(server, 8) as writers:
+                    told = Story(kind, house, server, house.backup())
+                    told.files.append(flush(server))
+                    more(writers)
+                    told.files.append(flush(server))
+                    told.witnessed = witness(service, catalog)
+                    told.files.append(flush(server))
+                    more(writers)
+                    server.execute("DROP TABLE archive.pages")
+                    more(writers)
+                    told.files.append(flush(server))
+                    more(writers)
+                    server.execute("DELETE FROM archive.letters")
+                    more(writers)
+                    told.files += [flush(server), flush(server)]
+                    more(writers)
+                confirmed(catalog, datetime.now(UTC))
+                assert service.stop() == 0
+            since = told.files[0]
+            told.marks = {"drop": find(server, "DROP TABLE", since=since),
+                          "delete": find(server, "(archive.letters)", since=since)}
+            told.expected = {name: right.before(mark) for name, mark in told.marks.items()}
+        yield told
+
+
+def restored(story: Story, datadir: Path, target: str) -> dict[str, int]:
+    outcome = story.house.restore(datadir, to=target)
+    assert outcome["replay"]["method"] == "applier"
+    with story.kind.stack.make(datadir=datadir, options=story.kind.options) as copy, copy.connect() as connection:
+        return checksum_everything(connection)
+
+
+def test_right_before_a_table_was_dropped(story: Story, short_tmp: Path) -> None:
+    found = story.search("--table", "archive.pages", "--kind", "drop")
+    assert found["restore_before"] == story.marks["drop"].target
+    assert "DROP TABLE" in found["statement"]
+    assert restored(story, short_tmp / "d", found["restore_before"]) == story.expected["drop"]
+    assert "`archive`.`pages`" in story.expected["drop"]
+
+
+def test_right_before_everything_was_deleted_from_a_table(story: Story, short_tmp: Path) -> None:
+    found = story.search("--table", "archive.letters", "--kind", "delete")
+    assert found["restore_before"] == story.marks["delete"].target
+    assert [change["rows"] > 0 for change in found["changes"]] == [True]
+    assert restored(story, short_tmp / "d", found["restore_before"]) == story.expected["delete"]
+    assert "`archive`.`pages`" not in story.expected["delete"]
+
+
+# -- proofs
+
+
+def only_mariadb(story: Story) -> None:
+    if story.kind is not WITH_MARIADB:
+        pytest.skip("the same for all servers")
+
+
+def test_the_latest_moment_is_proved_and_compared_where_the_service_took_a_witness(story: Story) -> None:
+    if story.kind is WITHOUT_GTIDS:
+        pytest.skip("as with GTIDs")
+    proof = story.house.ok("test-restore", SERVER)
+    assert proof["outcome"] == "proved", proof
+    (compared,) = (check for check in proof["checks"] if check["name"] == "table checksums equal the witness")
+    assert story.witnessed in compared["detail"]
+    assert proof["tables_compared"] > 10
+
+
+def test_a_random_moment_is_proved(story: Story) -> None:
+    only_mariadb(story)
+    proof = story.house.ok("test-restore", SERVER, "--to", "random")
+    assert proof["outcome"] == "proved", proof
+    assert story.house.ok("timeline", SERVER)["last_proof"]["target"] == proof["target"]
+
+
+# -- damage at the destination
+
+
+@contextmanager
+def as_it_was(house: House) -> Iterator[None]:
+    """Whatever happens to the binary logs at the destination and to the catalog is undone."""
+    logs, saved, catalog = house.repository / "binlogs", house.base / "saved", house.base / "catalog.db"
+    shutil.copytree(logs, saved)
+    with closing(sqlite3.connect(catalog)) as live, closing(sqlite3.connect(house.base / "saved.db")) as kept:
+        live.backup(kept)
+    try:
+        yield
+    finally:
+        shutil.rmtree(logs)
+        saved.rename(logs)
+        with closing(sqlite3.connect(catalog)) as live, closing(sqlite3.connect(house.base / "saved.db")) as kept:
+            kept.backup(live)
+
+
+def flip(part: Path) -> None:
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+
+
+def remove_two(story: Story) -> None:
+    for file in story.files[3:5]:
+        shutil.rmtree(story.whole(file))
+
+
+def flip_a_byte(story: Story) -> None:
+    flip(story.whole(story.files[3]) / "part-00000.zst.gpg")
+
+
+def swap_contents(story: Story) -> None:
+    one, other = (story.whole(file) for file in story.files[3:5])
+    for path in sorted(one.iterdir()):
+        here, there = path.read_bytes(), (other / path.name).read_bytes()
+        path.write_bytes(there)
+        (other / path.name).write_bytes(here)
+
+
+def named(told: Done, *texts: str) -> None:
+    for text in texts:
+        assert text in told.all, told.all
+
+
+@pytest.mark.parametrize(("damage", "follows"), [(remove_two, 5), (flip_a_byte, 4), (swap_contents, 5)])
+def test_what_is_lost_or_mixed_up_at_the_destination_is_found_and_a_target_beyond_is_refused_with_both_ends(
+        story: Story, damage: Callable[[Story], None], follows: int) -> None:
+    only_mariadb(story)
+    house = story.house
+    beyond = story.search("--table", "archive.letters", "--kind", "delete")["restore_before"]
+    with as_it_was(house):
+        damage(story)
+        verified = house.fails("verify", SERVER)
+        named(verified, story.whole_name(story.files[3]))
+        (gap,) = house.ok("timeline", SERVER)["gaps"]
+        assert gap["after"]["file"] == story.files[2]
+        assert (gap["before"]["file"], gap["before"]["pos"]) == (story.files[follows], 0)
+        ends = f"{gap['after']['file']}:{gap['after']['pos']}", f"{story.files[follows]}:0"
+        for target in ("gtid:" + str(story.server.scalar("SELECT @@gtid_binlog_pos")), beyond):
+            named(house.fails("restore", SERVER, "--to", target, "--datadir", str(house.base / "no")), *ends)
+        assert not (house.base / "no").exists()
+        named(house.run("fsck"), story.whole_name(story.files[3]))
+        house.ok("plan", SERVER, "--to", story.marks["drop"].target)
+
+
+def test_a_flipped_byte_makes_the_proof_fail(story: Story) -> None:
+    only_mariadb(story)
+    with as_it_was(story.house):
+        flip_a_byte(story)
+        proof = story.house.fails("test-restore", SERVER, "--json").json
+        assert proof["outcome"] == "failed", proof
+        assert story.house.ok("timeline", SERVER)["last_proof"]["outcome"] == "failed"
