@@ -210,7 +210,7 @@ def inodes_of(base: Path, backup_id: str) -> set[int]:
 def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dict[str, Any]:
     """All steps; returns the closing JSON object. Raises DemoFailedError at the first thing that is wrong."""
     step(1, "A server with data")
-    begin, begun_at = time.monotonic(), format_time(datetime.now(UTC))
+    begin = time.monotonic()
     source.create_backup_users()
     sample.create(source, size)
     source.settle()
@@ -334,9 +334,10 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
         backupd.show("timeline", SERVER)
 
     step(11, "Which statement was it? Restore to right before it")
-    words = ("binlog", "search", SERVER, "--table", "shop.orders", "--kind", "delete", "--since", begun_at)
+    since = by_itself["started_at"]
+    words = ("binlog", "search", SERVER, "--table", "shop.orders", "--kind", "delete", "--since", since)
     backupd.show(*words)
-    bad = max(json.loads(backupd.quietly(*words, "--json")), key=lambda one: sum(c["rows"] for c in one["changes"]))
+    bad = json.loads(backupd.quietly(*words, "--json"))[-1]
     saved = base / "saved" / "data"
     saved.parent.mkdir()
     backupd.show("plan", SERVER, "--to", bad["restore_before"], "--datadir", str(saved))
