@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from restore.state import State, read_document, read_marker, write_durably
 BESIDE = ".restoring"
 INSIDE = ".backupd-restoring"
 _STATE = "restore.json"
+_PATIENCE = 2.0
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +176,8 @@ def exclusive(*folders: Path) -> Iterator[None]:
     """Hold the existing ones of ``folders`` for this process alone. Raises RefusedError when another restore
     does.
 
-    The lock is the kernel's, on the folder itself: it follows a rename, and a killed process leaves none.
+    The lock is the kernel's, on the folder itself: it follows a rename, and a killed process leaves none. What that
+    process was just starting may hold it for a moment longer, so there are some seconds of patience.
     """
     with contextlib.ExitStack() as held:
         for folder in folders:
@@ -187,17 +191,27 @@ def _locked(folder: Path) -> Iterator[None]:
     with workable(folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RefusedError(
-                f"another restore is at work in {folder}",
-                hint="wait for it, or end that process; the same command then continues",
-            ) from error
-        except OSError as error:
-            raise unusable(folder, error) from error
+        _lock(descriptor, folder)
         if not folder.exists() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
             raise RefusedError(f"another restore has just finished in {folder}", hint="look at the result first")
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    give_up = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > give_up:
+                raise RefusedError(
+                    f"another restore is at work in {folder}",
+                    hint="wait for it, or end that process; the same command then continues",
+                ) from error
+            time.sleep(0.05)
+        except OSError as error:
+            raise unusable(folder, error) from error
+        else:
+            return

@@ -139,6 +139,11 @@ def _other_file(tail: Tail, seen: Seen | None, source: SourceState, previous: Ca
         Fork | None:
     """The newest file that is here is not at the server."""
     if another(seen, source) and seen is not None:
+        if source.mariadb and source.server_id == seen.server_id:
+            # No server replicates from one of its own number: this is a copy, and what it writes gets the very GTIDs
+            # of what it lacks.
+            return _anew(BranchReason.RESTORE, source, tail, previous,
+                         f"a copy answers, with the same server_id {source.server_id} but files of its own")
         # Where its history begins is found by ``first_covered``; what both share by the tail's transactions.
         return Fork(BranchReason.FAILOVER, source.logs[0].number, None, names_go_on=False,
                     note=f"another server answers: {_identity(source.server_uuid, source.server_id)}, before it was"

@@ -47,7 +47,6 @@ def test_after_a_restore_in_place_both_histories_are_there_though_their_gtids_ar
     source.stream()
 
     old, now = source.branches()
-    print(old, now, shared, lost, new, newer, source.plan(f"gtid:{new.gtid}"))
     assert (old["reason"], now["reason"], now["parent"]) == ("first", "restore", old["id"])
     source.is_restored(f"gtid:{lost.gtid}@{old['id']}", "lost")
     source.is_restored(shared.time, "shared")
