@@ -3,9 +3,10 @@ that it asks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import Branch, Run, Stop
@@ -14,8 +15,8 @@ from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server import Position
 from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
-from backupd.recovery.route import RouteLeg, way
-from backupd.recovery.runs import Place, executed, last_of, parted, place_of, same_state
+from backupd.recovery.route import RouteLeg, hole, way
+from backupd.recovery.runs import Place, executed, first_of, last_of, parted, place_of, same_state
 from backupd.recovery.windows import Window, windows
 from restore.history import History
 from restore.target import AtGtid, AtPosition, AtTime, Latest, Target
@@ -115,6 +116,9 @@ class Archive:
                 f"nothing of that is recoverable yet: this is {format_time(window.end)}, before it; take a full backup")
         if (age := (self._now - window.end).total_seconds()) > _OLD:
             remarks.append(f"the newest recoverable moment is {format_duration(age)} old")
+        if window.run is not None and self.histories.run_after(window.branch, last_of(window.run)) is not None:
+            remarks.append(f"{window.reason_end}: what was committed behind them is not recoverable before the next "
+                           "full backup, which should be taken now")
         if window.run is None:
             return Aim(None, (Way(window.base, ()),), remarks=(*remarks, window.reason_end))
         branch = self.histories.branch(window.branch)
@@ -256,9 +260,10 @@ class Archive:
             stop = self._resolver.stop_for_gtid(here.id, goal.gtid, before=goal.before)
             if stop is not None and self._belongs(stop, here, child, line):
                 return stop
-        others = [other for other in self.histories.branches if other not in line
+        others = [other for other in self.histories.branches if other is not branch
                   and self._resolver.stop_for_gtid(other.id, goal.gtid, before=goal.before) is not None]
-        raise _nowhere(str(goal), branch, others)
+        raise self._in_a_hole(line, lambda _branch, one, other: executed(other.gtids_before, goal.gtid)
+                              and not executed(one.gtids_after, goal.gtid)) or _nowhere(str(goal), branch, others)
 
     def _position(self, goal: AtPosition, branch: Branch) -> Stop:
         base, _, digits = goal.file.rpartition(".")
@@ -272,7 +277,18 @@ class Archive:
                 break  # the same name means another file on an earlier branch
         others = [other for other in self.histories.branches if other is not branch and other.basename == base
                   and self._resolver.stop_for_position(other.id, int(digits), goal.pos) is not None]
-        raise _nowhere(str(goal), branch, others)
+        place = int(digits), goal.pos
+        raise self._in_a_hole(line, lambda here, one, other: here.basename == base
+                              and last_of(one) < place < first_of(other)) or _nowhere(str(goal), branch, others)
+
+    def _in_a_hole(self, line: Sequence[Branch], lies_between: Callable[[Branch, Run, Run], bool]
+                   ) -> RefusedError | None:
+        """The refusal of a target that lies between two runs of a branch; None where it lies between none."""
+        for branch in reversed(line):
+            for one, other in pairwise(self.histories.runs(branch.id)):
+                if lies_between(branch, one, other):
+                    return hole(self.histories, branch, last_of(one), one)
+        return None
 
     def _belongs(self, stop: Stop, here: Branch, child: Branch | None, line: Sequence[Branch]) -> bool:
         """Is a stop in the files of ``here`` part of the history that ``line`` ends with, and not a repetition of what

@@ -285,9 +285,10 @@ def _refuse_wrong(info: ServerInfo, found: Walk, stop: Stop, transactions: int |
     if absent:
         raise RefusedError(f"{', '.join(absent)} cannot be left out: it is not in the logs that are replayed",
                            hint="`backupd binlog search` finds the GTIDs of transactions")
-    if transactions is not None and found.is_marked and found.transactions != transactions:
+    held = found.transactions + found.repeated
+    if transactions is not None and found.is_marked and held != transactions:
         raise DamagedError("the logs do not hold what the index says",
-                           [f"{found.transactions:,} transactions between start and stop, not {transactions:,}"])
+                           [f"{held:,} transactions between start and stop, not {transactions:,}"])
 
 
 def _refuse_own_id(session: Session, found: Walk, server_ids: Sequence[int]) -> None:

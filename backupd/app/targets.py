@@ -289,13 +289,14 @@ class Targets:
             segment = record.segment
             if not segment.gtids_after or not covers(segment.gtids_after, gtids, mariadb=mariadb):
                 continue
-            if segment.gtids_before and covers(segment.gtids_before, gtids, mariadb=mariadb):
-                return Stop(branch, segment.file, max(segment.start, FIRST_EVENT), segment.gtids_before)
             missing = Missing(segment.gtids_before, gtids, mariadb=mariadb)
+            if segment.gtids_before and missing.nothing:
+                return Stop(branch, segment.file, max(segment.start, FIRST_EVENT), segment.gtids_before)
             for met in self._met(record):
                 missing.executed(met.transaction.gtid)
                 if missing.nothing:
                     return self._after(met)
+            return None  # transactions of other servers got these numbers
         return None
 
     def _state(self, met: Met, *, included: bool) -> str:

@@ -54,9 +54,10 @@ class Walk:
     ``transactions``: event groups, of them ``anonymous`` without a GTID; both 0 where the server marked none (MySQL
     before 5.7 without GTIDs). ``begun``: how many begin with a BEGIN of their own.
     ``works``: is there anything to execute at all? ``server_ids``: of all events.
-    MariaDB only: ``domains`` of the transactions; ``marks``: where files that came decrypted from a server say that
-    they are encrypted (path and place of the event); ``first`` is the state at the beginning of the first file,
-    ``start`` at the start, ``end`` at the end; ``before`` the state just before each transaction that was asked for.
+    MariaDB only: ``repeated``: how many more there are that were executed before the start; ``domains`` of the
+    transactions; ``marks``: where files that came decrypted from a server say that they are encrypted (path and place
+    of the event); ``first`` is the state at the beginning of the first file, ``start`` at the start, ``end`` at the
+    end; ``before`` the state just before each transaction that was asked for.
     """
 
     mariadb: bool = False
@@ -64,6 +65,7 @@ class Walk:
     transactions: int = 0
     anonymous: int = 0
     begun: int = 0
+    repeated: int = 0
     domains: set[int] = field(default_factory=set)
     marks: list[tuple[Path, int]] = field(default_factory=list)
     xa: bool = False
@@ -195,6 +197,8 @@ class _Walker:
             if self._counts:
                 found.transactions += 1
                 found.anonymous += kind == events.ANONYMOUS_GTID
+            elif self._skipping and self._started:
+                found.repeated += 1
         elif kind in _QUERIES:
             self._query(kind, server_id, event)
         elif kind in _ENDINGS:

@@ -28,32 +28,35 @@ def holder(executed: str, *, mariadb: bool) -> Callable[[str], bool]:
 
 
 class Missing:
-    """What of ``wanted`` is not executed yet, one transaction after the other."""
+    """What of ``wanted`` is not executed yet, one transaction after the other.
+
+    Of MariaDB the very transactions that are named: another server's may have the same number, on another branch.
+    """
 
     def __init__(self, before: str, wanted: str, *, mariadb: bool) -> None:
-        self._sequences: dict[int, int] | None = None
+        self._named: dict[int, tuple[int, int]] | None = None
         self._runs: dict[str, tuple[tuple[int, int], ...]] = {}
         self._left = 0
         if mariadb:
             done = MariadbGtids.parse(before).last
             asked = MariadbGtids.parse(wanted).last
-            self._sequences = {domain: sequence for domain, (_server, sequence) in asked.items()
-                               if domain not in done or done[domain][1] < sequence}
+            self._named = {domain: gtid for domain, gtid in asked.items()
+                           if domain not in done or (done[domain] != gtid and done[domain][1] <= gtid[1])}
         else:
             missing = MysqlGtids.parse(wanted).minus(MysqlGtids.parse(before))
             self._runs, self._left = dict(missing.runs), missing.count
 
     @property
     def nothing(self) -> bool:
-        return not self._left if self._sequences is None else not self._sequences
+        return not self._left if self._named is None else not self._named
 
     def executed(self, gtid: str) -> None:
         if not gtid:
             return
-        if self._sequences is not None:
-            for domain, (_server, sequence) in MariadbGtids.parse(gtid).last.items():
-                if sequence >= self._sequences.get(domain, sequence + 1):
-                    del self._sequences[domain]
+        if self._named is not None:
+            for domain, done in MariadbGtids.parse(gtid).last.items():
+                if self._named.get(domain) == done:
+                    del self._named[domain]
             return
         source, _, number = gtid.lower().rpartition(":")
         if any(first <= int(number) <= last for first, last in self._runs.get(source, ())):

@@ -198,7 +198,7 @@ def _prove(histories: Histories, branch: Branch, first: Place, last: Place) -> N
     """Is everything from ``first`` to ``last`` there, and the first file from its beginning? Raises RefusedError."""
     run = histories.run_at(branch.id, first)
     if run is None or not reaches(run, last):
-        raise _hole(histories, branch, first, run)
+        raise hole(histories, branch, first, run)
 
 
 def _prove_join(histories: Histories, one: Span, other: Span) -> None:
@@ -217,11 +217,12 @@ def _where_executed(histories: Histories, branch: Branch, first: Place, gtids: s
     """The end of the run in which all of ``gtids`` become executed. Raises RefusedError."""
     run = histories.run_at(branch.id, first)
     if run is None or not executed(run.gtids_after, gtids):
-        raise _hole(histories, branch, first, run)
+        raise hole(histories, branch, first, run)
     return last_of(run)
 
 
-def _hole(histories: Histories, branch: Branch, first: Place, run: Run | None) -> RefusedError:
+def hole(histories: Histories, branch: Branch, first: Place, run: Run | None) -> RefusedError:
+    """The refusal of what lies behind ``run`` (behind ``first`` where there is none): with the places on both sides."""
     after = first if run is None else last_of(run)
     before = histories.run_after(branch.id, after)
     there = f"{branch.file(after[0])}:{after[1]}"

@@ -99,6 +99,9 @@ def test_a_gtid_lies_where_it_begins_or_where_all_of_it_is_executed(shelved: She
     assert (after.file, after.pos, after.gtids, after.next_gtid) == ("bin.000001", 600, "0-1-3", "0-1-4")
     assert shelved.targets.stop_for_gtid(BRANCH, "0-1-9", before=True) is None
     assert shelved.targets.stop_for_gtid(BRANCH, "0-1-9", before=False) is None
+    # A transaction of another server with the same number, on another branch, is not this one.
+    for other in ("0-2-3", "0-2-5", "0-2-8"):
+        assert shelved.targets.stop_for_gtid(BRANCH, other, before=False) is None
 
 
 def test_a_place_is_one_between_two_transactions_or_refused_with_both(shelved: Shelved) -> None:

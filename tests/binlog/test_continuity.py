@@ -149,6 +149,15 @@ def test_another_server_is_a_failover_whatever_its_files_are_called() -> None:
         assert found.reason is BranchReason.FAILOVER
 
 
+def test_a_copy_with_the_servers_own_number_shares_nothing_that_could_be_told() -> None:
+    # It goes on where the backup was, and gives the GTIDs of what was lost to what it writes instead.
+    copy = source(1, server_uuid="uuid-9", gtid="0-1-60")
+    found = without_file(TAIL, SEEN, copy, lambda _name: "")
+    assert isinstance(found, Fork)
+    assert (found.reason, found.fork, found.number) == (BranchReason.RESTORE, None, 1)
+    assert "server_id 1" in found.note
+
+
 def test_the_newest_file_that_begins_within_the_archive_is_found() -> None:
     begins = {4: "0-1-30,0-2-10", 5: "0-1-45", 6: "0-1-45,0-2-48"}
     asked: list[int] = []

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -183,14 +183,39 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
         yield block
 
 
-def life_of(archived: Archived, witness: Witness, first: int) -> int:
+def life_of(branch: Branch, files: dict[int, Path], witness: Witness, first: int) -> int:
     """Which of the server's lives, from ``first`` on, has exactly what was archived."""
     for life in range(first, len(witness.lives)):
         theirs = witness.files(life)
-        if all(number in theirs and is_beginning_of(path, theirs[number]) for number, path in archived.files.items()):
+        if all(number in theirs and is_beginning_of(path, theirs[number]) for number, path in files.items()):
             return life
-    sizes = {number: archived.size(number) for number in archived.files}
-    raise AssertionError(f"{archived.branch} is none of the server's lives {first} and later: {sizes}")
+    sizes = {number: path.stat().st_size for number, path in files.items()}
+    raise AssertionError(f"{branch} is none of the server's lives {first} and later: {sizes}")
+
+
+def between_gaps(archived: Archived, gaps: Sequence[Gap]) -> list[dict[int, Path]]:
+    """The branch's files, parted where a gap says that something is missing: behind it may be a later life, because
+    who removed files may have begun them anew, too."""
+    behind = {_place(gap.before.file, 0)[0] for gap in gaps if gap.before is not None}
+    parts: list[dict[int, Path]] = []
+    for number, path in sorted(archived.files.items()):
+        if not parts or number in behind:
+            parts.append({})
+        parts[-1][number] = path
+    return parts
+
+
+def unnamed(part: dict[int, Path], theirs: dict[int, Path], gaps: Sequence[Gap], *, until_now: bool) -> list[str]:
+    """What is missing of a part without a word. What comes behind its end is named by the gap or the branch that
+    follows; ``until_now``: nothing does."""
+    last = max(theirs) if until_now else max(part)
+    missing = []
+    for number in range(min(part), last + 1):
+        size = part[number].stat().st_size if number in part else 0
+        if number not in theirs or not (is_whole(size, theirs[number]) or (number == last and not until_now)):
+            named = any(_place(gap.after.file, gap.after.pos) <= (number, size) and gap.before is None for gap in gaps)
+            missing += [] if named else [f"file {number} behind {size}"]
+    return missing
 
 
 def is_whole(size: int, theirs: Path) -> bool:
@@ -198,29 +223,20 @@ def is_whole(size: int, theirs: Path) -> bool:
     return size == theirs.stat().st_size or size == _scan(theirs).end
 
 
-def unnamed(archived: Archived, theirs: dict[int, Path], gaps: list[Gap], *, newest: bool) -> list[str]:
-    """What is missing of a branch without a word. The end of a branch that another one followed is named by that."""
-    last = max(archived.files)
-    wanted = [number for number in theirs if archived.branch.first_number <= number <= (max(theirs) if newest else last)]
-    missing = []
-    for number in sorted(wanted):
-        size, whole = archived.size(number), theirs[number]
-        if is_whole(size, whole) or (number == last and not newest):
-            continue
-        if not any(_place(gap.after.file, gap.after.pos) <= (number, size) and
-                   (gap.before is None or (number, whole.stat().st_size) <= _place(gap.before.file, gap.before.pos))
-                   for gap in gaps):
-            missing.append(f"{whole.name} from {size} to {whole.stat().st_size}")
-    return missing
+def is_told(after: dict[int, Path], before: dict[int, Path], gaps: Sequence[Gap]) -> bool:
+    """Does a gap name everything between two parts?"""
+    end = (max(after), after[max(after)].stat().st_size)
+    return any(_place(gap.after.file, gap.after.pos) <= end and gap.before is not None
+               and _place(gap.before.file, 0)[0] == min(before) for gap in gaps)
 
 
-def claimed_in_vain(archived: Archived, theirs: dict[int, Path], confirmed: datetime | None) -> list[str]:
-    """What was committed behind the archive's end, although all that was committed by then is said to be in it. Times
+def claimed_in_vain(part: dict[int, Path], theirs: dict[int, Path], confirmed: datetime | None) -> list[str]:
+    """What was committed behind the part's end, although all that was committed by then is said to be in it. Times
     are whole seconds, and of the statement's beginning: two seconds of doubt are for the archive."""
     if confirmed is None:
         return []
     late = confirmed - timedelta(seconds=2)
-    end = (max(archived.files), archived.size(max(archived.files)))
+    end = (max(part), part[max(part)].stat().st_size)
     found: list[str] = []
 
     def look(number: int, transaction: Transaction) -> None:

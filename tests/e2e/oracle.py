@@ -31,6 +31,13 @@ class Kind:
     def __str__(self) -> str:
         return self.name
 
+    def programs(self) -> dict[str, str]:
+        """What the configuration must name, those that copy and replay binary logs included."""
+        if self.mariadb:
+            return dict(self.stack.programs())
+        mysqlbinlog, client = self.stack.replay()
+        return {**self.stack.programs(), "mysqlbinlog": mysqlbinlog, "mysql": client}
+
     @property
     def mariadb(self) -> bool:
         return self.stack is MARIADB
@@ -121,5 +128,6 @@ def oracle(kind: Kind, source: Server) -> Iterator[Oracle]:
     """A replica that has nothing yet. The source needs ``tcp=True`` and all of its binary logs."""
     source.execute("CREATE USER repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
                    "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'")
-    with kind.stack.make(options={"read_only": 1, **kind.options}) as replica:
+    quick = {"sync_binlog": 0, "innodb_flush_log_at_trx_commit": 0}
+    with kind.stack.make(options={"read_only": 1, **quick, **kind.options}) as replica:
         yield Oracle(kind, source, replica)

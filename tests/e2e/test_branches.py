@@ -4,13 +4,15 @@ held while nobody wrote says what is right, and no restore may hold what only an
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.forked import POLICY_EXTRA, Source, diary, frozen, noted
-from tests.e2e.house import SERVER, House
+from tests.e2e.forked import POLICY_EXTRA, Source, diary, frozen
+from tests.e2e.house import House
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.replica import catch_up, replica_of
@@ -41,6 +43,7 @@ def test_after_a_restore_in_place_both_histories_are_there_though_their_gtids_ar
         assert diary(connection) == shared.rows
     new = source.write("new")
     assert new.gtid == lost.gtid
+    source.write("in the backup")
     source.stream()
     house.backup()
     newer = source.write("newer")
@@ -74,8 +77,9 @@ def test_after_a_reset_each_history_has_its_own_backups_and_between_them_nothing
         assert now["id"] in source.is_refused(target)
     assert old["id"] in source.is_refused(unseen.time)
     # A place of the same name lies on either branch.
-    assert source.plan(f"{before.place}@{old['id']}")["until"]["gtids"] == before.executed
+    assert source.plan(f"{before.place}@{old['id']}")["until"]["gtid"] == before.executed
 
+    source.write("in the backup")
     house.backup()
     later = source.write("later")
     source.stream()
@@ -84,3 +88,70 @@ def test_after_a_reset_each_history_has_its_own_backups_and_between_them_nothing
     assert source.plan(before.time)["until"]["branch"] == old["id"]
     assert source.plan(later.time)["until"]["branch"] == now["id"]
     assert now["id"] in source.is_refused(f"gtid:{after.gtid}")
+
+
+def test_after_a_failover_the_lost_transactions_and_both_sides_of_the_fork_are_reached(source: Source) -> None:
+    house, server = source.house, source.server
+    with replica_of(server) as replica:
+        house.backup()
+        source.write("early")
+        catch_up(server, replica)
+        for one in (server, replica):
+            one.execute("FLUSH BINARY LOGS")
+        shared = source.write("shared")
+        catch_up(server, replica)
+        replica.execute("STOP SLAVE", "RESET SLAVE ALL")
+        lost = source.write("lost")
+        source.stream()
+
+        server.kill()
+        replica.execute("SET GLOBAL read_only = 0")
+        house.server = replica
+        house.write()
+        new = source.write("new")
+        source.stream()
+        old, now = source.branches()
+        assert (old["reason"], now["reason"], now["parent"]) == ("first", "failover", old["id"])
+        assert now["fork"]["gtid"] == shared.gtid
+        source.is_restored(f"gtid:{shared.gtid}", "shared")
+        source.is_restored(f"gtid:{lost.gtid}@{old['id']}", "lost")
+        across = source.is_restored(new.time, "new")
+        assert across["position"]["gtid"] == new.gtid
+        assert source.plan(lost.time)["until"]["branch"] == old["id"]
+        assert old["id"] in source.is_refused(f"gtid:{lost.gtid}")
+        assert now["id"] in source.is_refused(f"gtid:{new.gtid}@{old['id']}")
+
+        replica.execute("FLUSH BINARY LOGS")
+        source.write("newer")
+        source.stream()
+        assert len(house.backups()) == 1
+        source.is_restored("latest", "newer")
+
+
+def test_after_a_crash_that_lost_its_tail_the_tail_and_what_came_instead_are_reached(source: Source) -> None:
+    house, server = source.house, source.server
+    house.backup()
+    kept = source.write("kept")
+    crashed = house.base / "crashed"
+    with frozen(server.pid):
+        subprocess.run(["cp", "-a", "--sparse=always", str(server.datadir), str(crashed)], check=True)
+    lost = source.write("lost")
+    source.stream()
+
+    server.kill()
+    house.remove_datadir(server.datadir)
+    shutil.move(crashed, server.datadir)
+    server.start()
+    new = source.write("new")
+    assert new.gtid == lost.gtid
+    source.stream()
+    old, now = source.branches()
+    assert (old["reason"], now["reason"], now["parent"]) == ("first", "lost-tail", old["id"])
+    assert f"{now['fork']['file']}:{now['fork']['pos']}" == kept.place
+    source.is_restored(f"gtid:{lost.gtid}@{old['id']}", "lost")
+    source.is_restored(f"gtid:{new.gtid}", "new")
+    source.is_restored(kept.place, "kept")
+    assert len(source.plan(new.time)["replay"]["legs"]) == 1
+    assert source.plan(lost.time)["until"]["branch"] == old["id"]
+    assert old["id"] in source.is_refused(lost.place)
+    assert now["id"] in source.is_refused(f"{new.place}@{old['id']}")

@@ -4,6 +4,7 @@ what it lacks; it is never wrong in silence."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -27,10 +28,12 @@ from tests.e2e.disturbed import (
     Clients,
     Stream,
     Witness,
+    between_gaps,
     claimed_in_vain,
     confirmed_until,
     fetched,
     fork_is_true,
+    is_told,
     life_of,
     unnamed,
     wait_for_all,
@@ -172,7 +175,7 @@ class World:
 
     def _destination_is_back(self) -> None:
         # Nothing may have been begun anew at the bare mount point.
-        assert not self.house.repository.exists(), list(self.house.repository.rglob("*"))
+        assert not self.house.repository.exists(), sorted(self.house.repository.rglob("*"))
         self._away.rename(self.house.repository)
 
     @property
@@ -242,22 +245,29 @@ def all_is_archived_or_named(world: World) -> Counter[str]:
     folder.mkdir()
     wiring = Wiring(load_settings(house.config), catalog)
     destination, unsealer = wiring.destination("local"), wiring.unsealer()
-    branches, gaps = catalog.binlogs.branches(SERVER), catalog.binlogs.gaps(SERVER)
-    counts: Counter[str] = Counter({"lives": len(witness.lives), "gaps": len(gaps), "branches": len(branches)})
-    life, before = 0, None
+    branches = catalog.binlogs.branches(SERVER)
+    counts: Counter[str] = Counter({"lives": len(witness.lives), "branches": len(branches)})
+    life, parent = 0, None
     for branch in branches:
         archived = fetched(destination, unsealer, branch, folder)
-        counts["branches, " + branch.reason] += 1
-        if archived.files:
-            life = life_of(archived, witness, life)
+        counts[f"branches, {branch.reason}"] += 1
+        if not archived.files:
+            continue
+        gaps = [gap for gap in catalog.binlogs.gaps(SERVER) if gap.branch == branch.id]
+        parts = between_gaps(archived, gaps)
+        assert min(archived.files) == branch.first_number
+        assert all(is_told(*two, gaps) for two in itertools.pairwise(parts)), (gaps, parts)
+        for part in parts:
+            life = life_of(branch, part, witness, life)
             theirs = witness.files(life)
-            newest = branch is branches[-1]
-            assert unnamed(archived, theirs, [gap for gap in gaps if gap.branch == branch.id], newest=newest) == []
-            assert claimed_in_vain(archived, theirs, confirmed_until(catalog, branch.id)) == []
-            assert before is None or fork_is_true(branch, before, theirs), branch
-            counts["files"] += len(archived.files)
-            counts["bytes"] += sum(map(archived.size, archived.files))
-            before = archived
+            is_last = part is parts[-1] and branch is branches[-1]
+            assert unnamed(part, theirs, gaps, until_now=is_last) == []
+            if part is parts[-1]:
+                assert claimed_in_vain(part, theirs, confirmed_until(catalog, branch.id)) == []
+            assert parent is None or part is not parts[0] or fork_is_true(branch, parent, theirs), branch
+        counts.update(gaps=len(gaps), parts=len(parts), files=len(archived.files),
+                      bytes=sum(map(archived.size, archived.files)))
+        parent = archived
     assert life == len(witness.lives) - 1
     shutil.rmtree(folder)
     return counts
@@ -269,7 +279,7 @@ def test_whatever_happens_to_a_stream_its_archive_is_right_or_says_what_it_lacks
     many = rounds(6)
     done: Counter[str] = Counter()
     world.stream.ensure()
-    until(lambda: bool(world.catalog.binlogs.branches(SERVER)), world.stream.log.read_text, 60)
+    until(lambda: bool(world.catalog.binlogs.runs(SERVER)), world.stream.log.read_text, 60)
     world.witness.look()
     counts: Counter[str] = Counter()
     while world.round < many:

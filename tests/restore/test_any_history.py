@@ -136,3 +136,21 @@ def test_the_timeline_of_all_destinations_reaches_as_far_as_that_of_each_alone()
                 assert found.latest is not None
                 assert reach.behind is not None
                 assert any(window.begin <= reach.latest <= window.end for window in found.windows), reach
+
+
+def test_a_transaction_that_is_archived_on_any_branch_is_never_said_to_be_nowhere() -> None:
+    for world in worlds("nowhere", 60):
+        if not world.backups or not world.lives:
+            continue
+        history = history_of(world)
+        for life in world.lives:
+            for tx in (tx for file in life.files for _start, _end, tx in file.txs if tx.gtid):
+                if history.resolver.stop_for_gtid(life.branch.id, tx.gtid, before=False) is None:
+                    continue
+                try:
+                    make_plan("shop", [b for b, _life, _count in world.backups], parse_target(f"gtid:{tx.gtid}"),
+                              Preferences(), now=world.now, history=history)
+                except RefusedError:
+                    continue
+                except NotFoundError as error:
+                    raise AssertionError(f"{tx.gtid} is on branch {life.branch.id}: {error}") from error

@@ -19,10 +19,12 @@ _TRY_AGAIN = (1205, 1213)
 
 class Writers:
     """``count`` clients on the sample data: transfers between accounts (their sum never changes), new and
-    deleted orders, changed documents. Leaving the block stops them and raises the first error of theirs."""
+    deleted orders, changed documents. ``pause``: seconds that each waits after a transaction, so that something is
+    left of the machine. Leaving the block stops them and raises the first error of theirs."""
 
-    def __init__(self, server: Server, count: int = 4, *, seed: int = 1) -> None:
+    def __init__(self, server: Server, count: int = 4, *, seed: int = 1, pause: float = 0.0) -> None:
         self._server = server
+        self._pause = pause
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
         self._done = [0] * count
@@ -74,6 +76,7 @@ class Writers:
                             _transaction(cursor, dice)
                         connection.commit()
                         self._done[number] += 1
+                        self._stop.wait(self._pause)
                     except pymysql.err.OperationalError as error:
                         if error.args[0] not in _TRY_AGAIN:
                             raise
