@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.model.units import format_size, parse_size
-from bench import looking, scheduling, solving, streaming
+from bench import looking, replaying, scheduling, solving, streaming, timeline
 from bench.measure import Run, Series, timed
 from tests.support.keys import Keys, operator_keys
 from tests.support.mariadb import PrivateServer
@@ -180,7 +180,8 @@ def main() -> None:
             rows = measure(Bench(base, server, keys, options.size), options.rounds)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    text = f"{table(rows)}\n\n{looking.main()}\n\n{solving.main()}\n\n{scheduling.main()}\n\n{streaming.main()}"
+    others = (looking, solving, timeline, scheduling, streaming, replaying)
+    text = "\n\n".join([table(rows), *(other.main() for other in others)])
     print(text)
     print(json.dumps({"size": options.size, "rounds": options.rounds, "machine": machine(), "rows": rows}))
     if options.write:

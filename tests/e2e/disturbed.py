@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from backupd.binlog.evidence import without_flag
 from backupd.catalog.session import Catalog
-from backupd.engine.binlogscan import Scan, scan
+from backupd.engine.binlogscan import scan
 from backupd.engine.client import Connection
 from backupd.model.binlog import Branch, Gap, Transaction
 from backupd.model.errors import ServerError
@@ -219,8 +219,9 @@ def unnamed(part: dict[int, Path], theirs: dict[int, Path], gaps: Sequence[Gap],
 
 
 def is_whole(size: int, theirs: Path) -> bool:
-    """Does nothing of the file come behind its first ``size`` bytes, but half an event of a crash?"""
-    return size == theirs.stat().st_size or size == _scan(theirs).end
+    """Does no transaction of the file lie behind its first ``size`` bytes? There may be half of one, of a crash; and
+    where a server removed a file early, GTIDs may show that only its last event (to rotate) was not copied."""
+    return size == theirs.stat().st_size or all(one.end <= size for one in _transactions(theirs))
 
 
 def is_told(after: dict[int, Path], before: dict[int, Path], gaps: Sequence[Gap]) -> bool:
@@ -237,17 +238,8 @@ def claimed_in_vain(part: dict[int, Path], theirs: dict[int, Path], confirmed: d
         return []
     late = confirmed - timedelta(seconds=2)
     end = (max(part), part[max(part)].stat().st_size)
-    found: list[str] = []
-
-    def look(number: int, transaction: Transaction) -> None:
-        if (number, transaction.start) >= end and transaction.at < late:
-            found.append(f"{transaction.gtid} of {transaction.at}, confirmed {confirmed}")
-
-    for number, path in theirs.items():
-        if number >= end[0]:
-            with path.open("rb") as stream:
-                scan(stream, on_transaction=lambda one, number=number: look(number, one))  # type: ignore[misc]  # bound
-    return found
+    return [f"{one.gtid} of {one.at}, confirmed {confirmed}" for number, path in theirs.items() if number >= end[0]
+            for one in _transactions(path) if (number, one.start) >= end and one.at < late]
 
 
 def fork_is_true(branch: Branch, parent: Archived, theirs: dict[int, Path]) -> bool:
@@ -282,9 +274,11 @@ def wait_for_all(catalog: Catalog, stream: Stream, moment: datetime, seconds: fl
         time.sleep(0.2)
 
 
-def _scan(path: Path) -> Scan:
+def _transactions(path: Path) -> list[Transaction]:
+    found: list[Transaction] = []
     with path.open("rb") as stream:
-        return scan(stream)
+        scan(stream, on_transaction=found.append)
+    return found
 
 
 def _place(file: str, pos: int) -> Place:
