@@ -96,6 +96,9 @@ class Sizes:
         number = int(FILES * ((moment - FIRST) / SPAN))
         return self._at(branch, number, 500, moment) if start <= (number, 500) < end else None
 
+    def later_before(self, *_asked: object) -> Stop | None:
+        return None
+
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
         number = int(gtid.rpartition("-")[2]) // 100
         return self._at(branch, number, 400 + before) if branches_by_file(number) == branch else None

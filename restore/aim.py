@@ -4,6 +4,7 @@ that it asks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
@@ -17,8 +18,9 @@ from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
 from backupd.recovery.route import RouteLeg, hole, way
 from backupd.recovery.runs import Place, executed, first_of, last_of, parted, place_of, same_state
-from backupd.recovery.windows import Window, windows
+from backupd.recovery.windows import Window, abandoned, complete_until, windows
 from restore.history import History
+from restore.overtaken import Overtaken, overtaken
 from restore.target import AtGtid, AtPosition, AtTime, Latest, Target
 
 MOST_BASES = 64
@@ -59,6 +61,7 @@ class Archive:
         self._only = only
         self._now = now
         self.histories = Histories(history.branches, parted(history.runs, history.gaps))
+        self._shows = f"`backupd timeline {self.histories.server}` shows"
 
     def windows(self) -> tuple[Window, ...]:
         return windows(self.histories, self._usable, now=self._now)
@@ -107,13 +110,11 @@ class Archive:
         found = [window for window in self.windows() if wanted in (None, window.branch)]
         if not found:
             raise RefusedError(f"nothing is recoverable on branch {wanted}",
-                               hint="`backupd timeline SERVER` shows what is recoverable")
-        window, present = found[-1], self.histories.branches[-1]
+                               hint=f"{self._shows} what is recoverable")
+        window = found[-1]
         remarks = []
-        if wanted is None and window.branch != present.id:
-            remarks.append(
-                f"the server is on branch {present.id} ({present.reason}) since {format_time(present.noticed_at)}, and "
-                f"nothing of that is recoverable yet: this is {format_time(window.end)}, before it; take a full backup")
+        if wanted is None and (why := abandoned(self.histories, window)):
+            remarks.append(why)
         if (age := (self._now - window.end).total_seconds()) > _OLD:
             remarks.append(f"the newest recoverable moment is {format_duration(age)} old")
         if window.run is not None and self.histories.run_after(window.branch, last_of(window.run)) is not None:
@@ -132,8 +133,8 @@ class Archive:
         refused: list[RefusedError] = []
         for branch in self._branches_at(moment, wanted):
             try:
-                stop = self._stop_for_time(branch, moment)
-                return self._reached(stop, moment, self._elsewhere(branch, moment, wanted))
+                stop, remarks = self._stop_for_time(branch, moment)
+                return self._reached(stop, moment, [*self._elsewhere(branch, moment, wanted), *remarks])
             except RefusedError as error:
                 refused.append(error)
         raise refused[0]
@@ -146,25 +147,44 @@ class Archive:
         index = max((number for number, branch in enumerate(branches) if branch.noticed_at <= moment), default=0)
         found = [branches[index]]
         for branch in branches[index + 1:]:
-            if branch.since is None or branch.since > moment:
+            since = self.histories.since(branch)
+            if since is None or since > moment:
                 break
             found.append(branch)
         return found
 
     def _elsewhere(self, branch: Branch, moment: datetime, wanted: str | None) -> list[str]:
         later = self.histories.next_of(branch)
-        if wanted is not None or later is None or (later.since or later.noticed_at) > moment:
+        if wanted is not None or later is None or (self.histories.since(later) or later.noticed_at) > moment:
             return []
         other = f"--to {format_time(moment)}@{later.id}"
         here = f"this is branch {branch.id}, what followed is {other}"
         return [f"the server's history forked about then ({later.reason}): {here}"]
 
-    def _stop_for_time(self, branch: Branch, moment: datetime) -> Stop:
+    def _stop_for_time(self, branch: Branch, moment: datetime) -> tuple[Stop, list[str]]:
+        """With what is to be said of it. A stop must not depend on the backup that happens to be the nearest: where
+        transactions right before that carry a later time, it is in front of them."""
         line = self.histories.descent(branch)
         refused: list[RefusedError] = []
+        behind: list[Overtaken] = []
         for base, home in self._nearest(line, moment):
+            if (late := overtaken(base, home, moment, self._resolver.later_before)) is not None:
+                behind.append(late)
+            elif behind:
+                break
+            else:
+                try:
+                    return self._first_later(base, line[line.index(home):], moment), []
+                except RefusedError as error:
+                    refused.append(error)
+        for late in behind[-1:]:
+            with suppress(RefusedError):
+                next(self._ways(late.stop, moment))
+                return late.stop, [f"{late}: this stops before them"]
+        for late in behind:
             try:
-                return self._first_later(base, line[line.index(home):], moment)
+                return (self._first_later(late.base, line[line.index(late.home):], moment),
+                        [f"not certain: {late}; no older backup can be used, so they are restored"])
             except RefusedError as error:
                 refused.append(error)
         raise refused[0] if refused else RefusedError(
@@ -203,6 +223,7 @@ class Archive:
                 continue
             found = self._search(base, line[0], legs, moment)
             if found is not None:
+                self._refuse_beyond(here, run, legs, found, moment)
                 return found
             if not shared:
                 return self._at_end(here, run, moment)
@@ -218,7 +239,7 @@ class Archive:
         run = next(iter(self.histories.runs(here.id)), None) if entered else self.histories.run_at(here.id, begin)
         if run is None:
             raise RefusedError(f"the binary logs of branch {here.id} at {here.file(begin[0])}:{begin[1]} are not there",
-                               hint="choose a moment inside a window; `backupd timeline SERVER` shows them")
+                               hint=f"choose a moment inside a window; {self._shows} them")
         return run
 
     def _search(self, base: BackupRecord, home: Branch, legs: Sequence[RouteLeg], moment: datetime) -> Stop | None:
@@ -234,20 +255,41 @@ class Archive:
             before = self.exactly(self.histories.branch(leg.branch), leg.until)
         return None
 
+    def _refuse_beyond(self, here: Branch, run: Run, legs: Sequence[RouteLeg], found: Stop, moment: datetime) -> None:
+        """Raises RefusedError where nothing shows that all that was committed by ``moment`` is in what is replayed.
+
+        That a later transaction is archived does not show it: a session may stamp what it commits with any time, and
+        everything behind that one may be missing. It has to do where the server was never asked, if it is not in the
+        future.
+        """
+        spans = [self.histories.run_at(span.branch, span.first) for leg in legs for span in leg.spans]
+        asked = [one for one in (run, *spans) if one is not None and one.confirmed_at is not None]
+        known = [at for one in asked if (at := complete_until(one, self._now)) is not None]
+        stamped = run.confirmed_at is None and found.next_at is not None and found.next_at <= self._now
+        if not stamped and all(moment > at for at in known):
+            raise self._beyond(here, run, moment, max(known, default=None))
+
     def _at_end(self, branch: Branch, run: Run, moment: datetime) -> Stop:
         """All that is archived was committed by ``moment``; is it all that was committed by then?"""
-        if run.confirmed_at is not None and moment <= run.confirmed_at <= self._now:
+        known = complete_until(run, self._now) if run.confirmed_at is not None else None
+        if known is not None and moment <= known:
             return _end_of(branch, run)
+        raise self._beyond(branch, run, moment, known)
+
+    def _beyond(self, branch: Branch, run: Run, moment: datetime, known: datetime | None) -> RefusedError:
+        """The refusal of a moment that is behind what is known to be archived: all up to ``known``."""
         following = self.histories.run_after(branch.id, last_of(run))
         there = f"{branch.file(run.last_number)}:{run.last_pos}"
         beyond = f" and goes on at {branch.file(following.first_number)}:{following.first_pos}" if following else ""
-        known = f"; confirmed until {format_time(run.confirmed_at)}" if run.confirmed_at else ""
-        raise RefusedError(
+        until = f"; everything up to {format_time(known)} is there" if known else ""
+        latest = "--to latest" + ("" if branch is self.histories.current else f"@{branch.id}")
+        return RefusedError(
             f"{format_time(moment)} is not recoverable: branch {branch.id} is archived up to {there}{beyond}, and more "
-            f"may have been committed by then{known}",
+            f"may have been committed by then{until}",
             detail=f"gap: after {there}" + (
                 f", before {branch.file(following.first_number)}:{following.first_pos}" if following else ""),
-            hint="choose a moment inside a window; `backupd timeline SERVER` shows them")
+            hint=(f"--to {format_time(known)} is the last moment that is certain, " if known else "")
+            + f"{latest} all that is archived; {self._shows} the others")
 
     # -- a GTID, a position
 
@@ -255,7 +297,8 @@ class Archive:
         line = self.histories.descent(branch)
         for here, child in zip(reversed(line), [None, *reversed(line[1:])], strict=True):
             runs = self.histories.runs(here.id)
-            if not runs or (runs[0].gtids_before and executed(runs[0].gtids_before, goal.gtid)):
+            is_known = same_state if here.flavour == "mariadb" else executed
+            if not runs or (runs[0].gtids_before and is_known(runs[0].gtids_before, goal.gtid)):
                 continue  # executed before the first file of this branch
             stop = self._resolver.stop_for_gtid(here.id, goal.gtid, before=goal.before)
             if stop is not None and self._belongs(stop, here, child, line):
@@ -293,7 +336,7 @@ class Archive:
     def _belongs(self, stop: Stop, here: Branch, child: Branch | None, line: Sequence[Branch]) -> bool:
         """Is a stop in the files of ``here`` part of the history that ``line`` ends with, and not a repetition of what
         its parent's files hold?"""
-        if here is not line[0] and not here.names_go_on and not _is_behind_fork(stop, here):
+        if here is not line[0] and not here.names_go_on and here.fork and not executed(stop.gtids, here.fork.gtid):
             return False
         if child is None:
             return True
@@ -339,22 +382,18 @@ class Archive:
         if not found:
             raise first or RefusedError(
                 f"{stop.file}:{stop.pos} of branch {branch.id} cannot be reached: there is no backup before it",
-                hint="`backupd timeline SERVER` shows what is recoverable")
+                hint=f"{self._shows} what is recoverable")
 
 
 def _end_of(branch: Branch, run: Run) -> Stop:
     return Stop(branch.id, branch.file(run.last_number), run.last_pos, run.gtids_after, run.last_at)
 
 
-def _is_behind_fork(stop: Stop, branch: Branch) -> bool:
-    return branch.fork is None or executed(stop.gtids, branch.fork.gtid)
-
-
 def _nowhere(goal: str, branch: Branch, others: Sequence[Branch]) -> NotFoundError | RefusedError:
     if not others:
         return NotFoundError(f"{goal} is not in the archived binary logs of branch {branch.id}",
-                             hint="`backupd binlog search SERVER` finds transactions; `backupd timeline SERVER` shows "
-                                  "what is archived")
+                             hint=f"`backupd binlog search {branch.server}` finds transactions; `backupd timeline "
+                                  f"{branch.server}` shows what is archived")
     named = ", ".join(f"{other.id} ({other.reason})" for other in others)
     return RefusedError(f"{goal} is not part of branch {branch.id}, but of {named}",
                         hint=f"if that is meant: --to {goal}@{others[0].id}")

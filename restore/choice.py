@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from backupd.engine.binlogchanges import STATEMENTS
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import RefusedError
@@ -105,7 +106,16 @@ def _spec(way: Way, aim: Aim, archive: Archive, resolver: TargetResolver, manner
         transactions=sum(part.transactions for part in materials),
         server_ids=tuple(sorted({number for part in materials for number in part.server_ids})),
         exclude=manner.exclude)
-    return spec, tuple(dict.fromkeys(remark for part in materials for remark in part.remarks))
+    remarks = dict.fromkeys(remark for part in materials for remark in part.remarks if remark != STATEMENTS)
+    if written := sum(part.by_statements for part in materials):
+        remarks[_by_statements(written, sum(len(part.segments) for part in materials))] = None
+    return spec, tuple(remarks)
+
+
+def _by_statements(written: int, total: int) -> str:
+    return (f"{written} of the {total} archived pieces of binary log that are replayed hold changes of data written as "
+            "statements, not rows: replayed, they may give other rows than on the source (UUID(), NOW(6), LIMIT "
+            "without ORDER BY)")
 
 
 def _end_of(leg: RouteLeg, archive: Archive) -> Stop:

@@ -18,7 +18,8 @@ class Material:
     """What a leg replays. ``segments`` in log order, without a hole, from the first byte of the file that holds the
     start. ``size`` in bytes and ``transactions`` between start and stop, at most; ``repeated``: how many of them are
     executed at the start already, by their GTIDs; ``unended``: how many files before the last one have no segment that
-    ends them. ``remarks`` of the segments."""
+    ends them. ``remarks`` of the segments; ``by_statements``: how many of them hold data changes that were written as
+    statements."""
 
     segments: tuple[SegmentKey, ...]
     size: int
@@ -27,6 +28,7 @@ class Material:
     repeated: int = 0
     unended: int = 0
     remarks: tuple[str, ...] = ()
+    by_statements: int = 0
 
 
 class TargetResolver(Protocol):
@@ -41,8 +43,13 @@ class TargetResolver(Protocol):
         when none did. ``at`` of the Stop is None when it is at ``start``."""
 
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
-        """The first place where all of ``gtid`` is executed; with ``before`` the place where the transaction that it
-        names begins. None when the branch's own files do not hold it."""
+        """Right behind the very transaction that ``gtid`` names, whatever numbers came before it; of a set the first
+        place where all of it is executed. With ``before`` the place where the transaction begins. None when the
+        branch's own files do not hold it, and do not begin with exactly that executed either."""
+
+    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+        """Before the first transaction, in log order, in front of ``place`` that carries a time later than ``moment``;
+        of those behind the last one that carries ``since`` or an earlier time. None where none does."""
 
     def stop_for_position(self, branch: str, number: int, pos: int) -> Stop | None:
         """That place, with what is executed there. None when it is not archived. Raises RefusedError when it lies

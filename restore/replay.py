@@ -11,8 +11,9 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 
@@ -25,6 +26,7 @@ from backupd.engine.launch import LaunchedServer, Options, ServerConfig
 from backupd.engine.logsource import log_source, refuse_other_end
 from backupd.engine.logwalk import Walk, walk
 from backupd.engine.replaypipe import refuse_inexact, replay_through_pipe
+from backupd.engine.sourcezone import Zone, global_zone, zone_of
 from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop
 from backupd.model.errors import DamagedError, RefusedError, ServerError
 from backupd.model.gtid import covers, plus, same
@@ -105,12 +107,14 @@ def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) ->
             "loose_slave_preserve_commit_order": ordered, "loose_replica_preserve_commit_order": ordered}
 
 
-def replay_config(config: ServerConfig, info: ServerInfo, server_ids: Sequence[int], workers: int) -> ServerConfig:
-    """``config`` changed so that logs can be replayed: ``replay_options``, a server id that occurs in no event, and its
-    accounts known (GRANT and CREATE EVENT must work), one of ours among them until the server is stopped."""
+def replay_config(config: ServerConfig, info: ServerInfo, server_ids: Sequence[int], workers: int, *,
+                  since: datetime, until: datetime) -> ServerConfig:
+    """``config`` changed so that logs can be replayed: ``replay_options``, a server id that occurs in no event, its
+    accounts known (GRANT and CREATE EVENT must work), one of ours among them until the server is stopped, and the time
+    zone that the source had when it wrote them, from ``since`` to ``until``."""
     options = dict(replay_options(info, server_ids, workers))
     return replace(config, skip_grants=False, own_account=True, server_id=int(options.pop("server_id") or 0),
-                   options={**config.options, **options})
+                   options={**config.options, **options}, zone=zone_of(info.variables, since, until))
 
 
 def replay(
@@ -155,7 +159,9 @@ def replay(
     with server.connection.connect() as session:
         _refuse_own_id(session, found, server_ids)
         in_table = mariadb or info.version < Version(8, 0)
-        events = eventstates.after(eventstates.read_events(session, in_table=in_table), found.statements)
+        warnings = [*_set_zone(session, info, server.config.zone), *_unlike_the_source(found, method)]
+        had = eventstates.read_events(session, in_table=in_table)
+        events = eventstates.after(had, found.statements)
         before = executed = _state(session, info, found, start)
         counted = 0
         if found.works:
@@ -164,10 +170,11 @@ def replay(
                 info, files, start, stop, tuple(exclude), found, folder, memory, workers,
                 templates, programs or {}, report, cancel))
         _refuse_unequal(info, found, before, executed, counted, stop, exclude)
-        told = eventstates.give_back(session, events, in_table=in_table)
+        settled = eventstates.settle(session, had, events, in_table=in_table, ran_until=_ran_until(info, found, stop))
         return Replayed(
             gtids=executed, transactions=_applied(found, counted, exclude), seconds=time.monotonic() - began,
-            bytes=found.bytes, events=told, prepared_xa=_prepared(session, info))
+            bytes=found.bytes, events=settled.told, prepared_xa=_prepared(session, info),
+            warnings=(*warnings, *settled.warnings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +195,11 @@ class _Leg:
 
 
 def _apply(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
+    applier_mariadb.refuse_repeated(leg.found)
     with log_source(server, leg.info, leg.files, leg.found, folder=leg.folder, installer=_installer(server, leg),
                     memory=leg.memory, templates=leg.templates) as source:
         if leg.stop.gtids:
-            refuse_other_end(source.server, leg.info, leg.stop.gtids)
+            refuse_other_end(source.server, leg.info, leg.stop.gtids, start=leg.start.gtid)
         sizes = [(path.name, path.stat().st_size) for path in leg.files]
         applier: Applier
         if leg.info.flavour is Flavour.MARIADB:
@@ -311,6 +319,31 @@ def _state(session: Session, info: ServerInfo, found: Walk, start: Position) -> 
     return str(applier_mysql.executed(session))
 
 
+def _set_zone(session: Session, info: ServerInfo, zone: Zone) -> Iterator[str]:
+    """Let sessions begin with the zone that those of the source began with; gives what is doubtful about zones."""
+    if zone.doubt:
+        yield zone.doubt
+    if name := global_zone(info.variables):
+        if session.scalar("SELECT CONVERT_TZ('2020-01-01', '+00:00', %s)", name) is None:
+            yield (f"the source's time_zone is {name!r}, which the copy does not know (its tables of time zones lack "
+                   "it): what NOW() and the like gave in statements of the logs may be shifted")
+        else:
+            session.execute("SET GLOBAL time_zone = %s", name)
+
+
+def _unlike_the_source(found: Walk, method: ReplayMethod) -> Iterator[str]:
+    if found.by_statement and method is ReplayMethod.APPLIER:
+        yield ("the logs hold data changes in STATEMENT format, which give the same rows only one after the other: "
+               "replayed without parallel workers")
+
+
+def _ran_until(info: ServerInfo, found: Walk, stop: Stop) -> datetime | None:
+    """Until when scheduled events ran at the source, as far as this leg tells."""
+    if not found.works or info.variables.get("event_scheduler", "ON") != "ON":
+        return None
+    return stop.at or (datetime.fromtimestamp(found.last_at, UTC) if found.last_at else None)
+
+
 def _refuse_unequal(info: ServerInfo, found: Walk, before: str, executed: str, counted: int, stop: Stop,
                     exclude: Sequence[str]) -> None:
     """Is everything executed that should be, and nothing else?"""
@@ -320,7 +353,8 @@ def _refuse_unequal(info: ServerInfo, found: Walk, before: str, executed: str, c
     problems = []
     if not same(executed, wanted, mariadb=mariadb):
         problems.append(f"it has executed {executed or 'nothing'}, not {wanted or 'nothing'}")
-    # More are no harm: workers in each other's way try again, and the server counts that, too.
+    # More are no harm where no GTID is there twice, which the applier was asked to see to: workers in each other's way
+    # try again, and the server counts that, too.
     if (mariadb or not found.is_by_gtid) and found.is_marked and counted < expected:
         problems.append(f"its server counted {counted:,} transactions, and the logs hold {expected:,}")
     if problems:

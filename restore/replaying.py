@@ -100,7 +100,9 @@ class Replaying:
         What they create with a DATA DIRECTORY is in no folder that this server may write to: the replay stops there.
         (With NO_DIR_IN_CREATE it would stop already where a table that lay elsewhere is altered: error 1618.)
         """
-        return replay_config(config, last.body.facts.server, self.spec.server_ids, replay_workers(self.workers))
+        taken = last.header.finished_at
+        return replay_config(config, last.body.facts.server, self.spec.server_ids, replay_workers(self.workers),
+                             since=taken, until=max(taken, self.spec.stop.at or taken))
 
 
 def roll_staged(

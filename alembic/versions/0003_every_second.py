@@ -46,7 +46,7 @@ def upgrade() -> None:
         _name("server"), _name("id"), _time("noticed_at"), _name("reason", 32), _text("server_uuid"),
         _name("flavour", 32), _text("basename"), _number("first_number"), _time("since", nullable=True),
         sa.Column("parent", sa.String(64)), sa.Column("fork", sa.JSON),
-        sa.Column("names_go_on", sa.Boolean, nullable=False), _text("note"),
+        sa.Column("names_go_on", sa.Boolean, nullable=False), _text("note"), _text("baseline"),
         sa.PrimaryKeyConstraint("number", name="pk_binlog_branches"),
     )
     op.create_index("ix_binlog_branches_server_id", "binlog_branches", ["server", "id"], unique=True)

@@ -103,7 +103,7 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
         wiring.catalog.restores.finish(row.id, state, wiring.clock(), error=text)
         raise
     wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
-    return outcome
+    return replace(outcome, warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings))))
 
 
 def _going_on(server: str, target: str, datadir: Path) -> tuple[str, str | None]:

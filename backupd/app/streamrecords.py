@@ -22,7 +22,7 @@ _REASONS: Mapping[BranchReason, str] = {
     BranchReason.RESET: "the server's binary logs were reset",
     BranchReason.FAILOVER: "another server answers in its place",
     BranchReason.LOST_TAIL: "the server has lost the end of its binary log, which is archived",
-    BranchReason.UNKNOWN: "the server's binary logs are not those that were archived, and nothing tells why",
+    BranchReason.UNKNOWN: "the server's binary logs do not go on from those that were archived",
 }
 
 
@@ -48,11 +48,12 @@ class CatalogRecorder:
     # -- what the archive tells
 
     def branch_stored(self, branch: Branch) -> None:
-        event = _branch_event(branch, self._clock())
+        now = self._clock()
 
         def write(catalog: Catalog) -> None:
-            if all(known.id != branch.id for known in catalog.binlogs.branches(branch.server)):
-                catalog.events.add(event)
+            known = catalog.binlogs.branches(branch.server)
+            if all(one.id != branch.id for one in known):
+                catalog.events.add(_branch_event(branch, known, now))
             catalog.binlogs.add_branch(branch)
 
         self._scribe.ask(write)
@@ -64,12 +65,13 @@ class CatalogRecorder:
         self._scribe.ask(lambda catalog: catalog.binlogs.drop_segments(server, keys, destination))
 
     def confirmed(self, destination: str, branch: str, place: tuple[int, int], at: datetime) -> None:
-        """Kept until ``flush``: on an idle server this is all that ever happens."""
+        """Kept until ``flush``: on an idle server this is all that ever happens. An older moment tells nothing new, but
+        for one of which the clock now says that it has not come yet: then that was told by a clock that was ahead."""
         now = self._clock()
         with self._lock:
             before = self._confirmed.get(destination)
             if before is not None and before.branch == branch:
-                if before.at >= at:
+                if before.at >= at and before.at <= now:
                     return
                 # Until this moment it was as far behind as the last confirmation is old.
                 seconds = max(0.0, (now - before.at).total_seconds())
@@ -127,7 +129,15 @@ class CatalogRecorder:
         self._written |= due
 
 
-def _branch_event(branch: Branch, now: datetime) -> Event:
+def _branch_event(branch: Branch, others: Sequence[Branch], now: datetime) -> Event:
+    """``others``: what the catalog knows of the server already."""
+    if branch.reason is BranchReason.FIRST and any(one.noticed_at < branch.noticed_at for one in others):
+        return Event(
+            now, "branch-begun", Severity.WARNING,
+            f"the binary log of {branch.server} is archived anew from {branch.file(branch.first_number)} on: its spool "
+            "is another one than before, and nothing shows that no transaction is missing in between",
+            server=branch.server, subject=branch.id, detail=branch.note,
+            hint="take a full backup now: nothing before is rolled forward past this point")
     known = branch.parent is None or branch.fork is not None
     return Event(
         now, "branch-begun", Severity.INFO if branch.reason is BranchReason.FIRST else Severity.WARNING,

@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from backupd.app.logs import say
+from backupd.app.recollection import Recollection
 from backupd.app.scribe import Scribe
 from backupd.app.settings import ServerSettings, Settings, held_settings, load_settings
 from backupd.app.signals import Signals, Waker
@@ -130,11 +131,15 @@ class StreamRun:
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
             say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
             thread.start()
+            recollection = Recollection(name, wiring.settings.catalog, destinations, self._spool, self._stop,
+                                        wiring.clock)
+            recollection.start()
             try:
-                self._keep_going(streamer, archiver, recorder, report, once=once)
+                self._keep_going(streamer, archiver, recorder, report, recollection, once=once)
             finally:
                 self._stop.set()
                 thread.join(UNWIND)
+                recollection.join(PATIENCE)
                 report.over(streamer.status(), archiver.behind())
             say("stream-stopped", "bye", server=name)
 
@@ -185,8 +190,8 @@ class StreamRun:
             self._broken = error
         self._waker.wake()
 
-    def _keep_going(self, streamer: Streamer, archiver: Archiver, recorder: CatalogRecorder, report: StreamReport, *,
-                    once: bool) -> None:
+    def _keep_going(self, streamer: Streamer, archiver: Archiver, recorder: CatalogRecorder, report: StreamReport,
+                    recollection: Recollection, *, once: bool) -> None:
         begun = time.monotonic()
         wanted_at: datetime | None = None
         reported = 0.0
@@ -200,13 +205,14 @@ class StreamRun:
             if time.monotonic() - reported >= REPORT:
                 report.beat(status, archiver.behind(), self._troubles)
                 reported = time.monotonic()
-            if once and wanted_at is not None and self._everything_by(wanted_at, recorder):
+            if (once and wanted_at is not None and self._everything_by(wanted_at, recorder)
+                    and recollection.was_tried):
                 return
             self._give_up(status, begun, once=once)
             self._waker.wait(min(BEAT, self._policy.checkpoint.total_seconds()))
 
     def _note_position(self, archiver: Archiver, status: StreamStatus) -> None:
-        """Where the server stood when its clock was last read: what is stored up to there is confirmed."""
+        """Where the server stood after the clocks were last read: what is stored up to there is confirmed."""
         position, moment = status.server_position, status.server_time
         if position is not None and moment is not None and moment != self._noted and status.branch:
             number = position.file.rpartition(".")[2]

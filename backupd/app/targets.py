@@ -5,23 +5,25 @@ Catalog rows tell in which segment a place must lie; then that one's sealed inde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 from backupd.app.indexes import Indexes
+from backupd.app.logbook import Logbook, Met
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
+from backupd.engine.binlogchanges import STATEMENTS
 from backupd.model.binlog import FIRST_EVENT, Branch, ReplayLeg, SegmentKey, SegmentRecord, Stop, Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import ConfigurationError, KeyUnusableError, RefusedError
-from backupd.model.gtid import covers, same
+from backupd.model.gtid import MariadbGtids, covers, same
 from backupd.model.server import Position
 from backupd.recovery.executed import Missing, holder, state_after
 from backupd.recovery.route import RouteLeg, Span
-from backupd.recovery.runs import Place, place_of
+from backupd.recovery.runs import Place, parted, place_of, same_state
 from restore.history import History, Material
 
 _TOLD = 20
@@ -42,25 +44,6 @@ def history(wiring: Wiring, server: ServerSettings, *, exact: bool = True) -> Hi
     return History(branches, runs, binlogs.gaps(server.name), resolver)
 
 
-@dataclass(frozen=True, slots=True)
-class Met:
-    """A transaction where it lies. ``before``: the one right before it in the same segment, None for the first."""
-
-    record: SegmentRecord
-    transaction: Transaction
-    before: Transaction | None
-
-    @property
-    def start(self) -> Place:
-        return self.record.key.number, self.transaction.start
-
-    @property
-    def text(self) -> str:
-        one = self.transaction
-        at = format_time(one.at)
-        return f"{one.gtid or 'a transaction'} at {self.record.segment.file}:{one.start}, {at}"
-
-
 class Targets:
     """Implements ``restore.history.TargetResolver``. ``prefer``: names of destinations, the one to read from first;
     without ``exact`` transactions are counted by whole segments."""
@@ -71,51 +54,48 @@ class Targets:
         self._binlogs = wiring.catalog.binlogs
         self._server = server
         self._branches = {branch.id: branch for branch in branches}
-        self._indexes = Indexes(wiring, prefer)
+        self._log = Logbook(self._binlogs, server, Indexes(wiring, prefer))
 
     # -- what a plan asks
 
     def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime) -> Stop | None:
         at: datetime | None = None
-        for record in self._records(branch, start, end):
+        for record in self._log.records(branch, start, end):
             if not record.segment.transactions:
                 continue
             last_at = record.segment.last_at
-            if last_at is not None and last_at > moment:
-                for met in self._met(record, start, end):
+            if _is_later(record, moment):
+                for met in self._log.met(record, start, end):
                     if met.transaction.at > moment:
                         return self._before(met, at)
                     at = met.transaction.at
             elif (record.key.number, record.key.start) >= start:
                 at = last_at
             else:
-                at = next((met.transaction.at for met in reversed(list(self._met(record, start, end)))), None)
+                at = next((met.transaction.at for met in reversed(list(self._log.met(record, start, end)))), None)
         return None
 
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
-        if not before:
-            return self._executing(branch, gtid)
-        for record in self._binlogs.holding_gtid(self._server, gtid):
-            if record.key.branch == branch:
-                for met in self._met(record):
-                    if met.transaction.gtid.lower() == gtid.lower():
-                        return self._before(met, met.before.at if met.before else None)
-        return None
+        if before:
+            met = self._log.named(branch, gtid, mariadb=self._is_mariadb(branch))
+            return self._before(met, met.before.at if met.before else None) if met else None
+        stop = self._after_mariadb(branch, gtid) if self._is_mariadb(branch) else self._after_mysql(branch, gtid)
+        return stop or self._beginning_with(branch, gtid)
 
     def stop_for_position(self, branch: str, number: int, pos: int) -> Stop | None:
-        found = self._records(branch, (number, 0), (number, pos + 1))
+        found = self._log.records(branch, (number, 0), (number, pos + 1))
         holding = next((record for record in found if record.key.start <= pos <= record.key.end), None)
         if holding is None:
             return None
         segment = holding.segment
         below = max(segment.start, FIRST_EVENT)
         if pos <= below:
-            first = next(self._met(holding), None)
+            first = next(self._log.met(holding), None)
             following = first.transaction if first else None
             return Stop(branch, segment.file, below, segment.gtids_before, None, following.gtid if following else "",
                         following.at if following else None)
         above = segment.end
-        for met in self._met(holding):
+        for met in self._log.met(holding):
             one = met.transaction
             if pos == one.start:
                 return self._before(met, met.before.at if met.before else None)
@@ -132,9 +112,26 @@ class Targets:
             detail=f"nearest before: {segment.file}:{below}\nnearest after:  {segment.file}:{above}",
             hint=f"choose one of them: --to {segment.file}:{below} or --to {segment.file}:{above}")
 
+    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+        begin = end = place
+        late = list(self._binlogs.each_segment(self._server, branch, to_place=place, since=moment))
+        for record in reversed(late):
+            behind = record.key.number, record.key.end
+            old = self._binlogs.each_segment(self._server, branch, from_place=behind, to_place=end, until=since)
+            if any((other.key.number, other.key.start) >= behind for other in old):
+                break
+            begin = end = record.key.number, record.key.start
+        found: Met | None = None
+        for met in self._log.each(branch, begin, place, lambda record: _is_later(record, moment)):
+            if met.transaction.at <= since:
+                found = None
+            elif met.transaction.at > moment:
+                found = found or met
+        return self._before(found, found.before.at if found.before else None) if found else None
+
     def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
         second = moment.replace(microsecond=0)
-        same = list(self._each(branch, start, stop, lambda record: _may_hold(record, second)))
+        same = list(self._log.each(branch, start, stop, lambda record: _may_hold(record, second)))
         same = [met for met in same if not met.transaction.precise and met.transaction.at == second]
         lines: list[str] = []
         if same:
@@ -145,7 +142,7 @@ class Targets:
                 f"{last.text}")
         turned = [f"{met.text}: it lies behind the target's place with an earlier time (the clock went back, or "
                   "commits overtook each other) and is not replayed"
-                  for met in self._each(branch, stop, end, lambda record: _before_moment(record, moment))
+                  for met in self._log.each(branch, stop, end, lambda record: _before_moment(record, moment))
                   if met.transaction.at <= moment]
         lines += turned[:_TOLD]
         if len(turned) > _TOLD:
@@ -164,7 +161,7 @@ class Targets:
             server_ids=tuple(sorted(ids)), repeated=self._repeated(chosen, begin, end, leg.start.gtid),
             unended=sum(1 for one, other in pairwise(chosen)
                         if one.key.number != other.key.number and not one.segment.is_final),
-            remarks=tuple(remarks))
+            remarks=tuple(remarks), by_statements=sum(STATEMENTS in record.segment.remarks for record in chosen))
 
     def split(self, leg: ReplayLeg, place: Position) -> tuple[ReplayLeg, ...]:
         """The leg up to ``place`` and the rest of it; one leg where it ends there, none where the place is not behind
@@ -205,34 +202,11 @@ class Targets:
 
     # -- segments
 
-    def _records(self, branch: str, first: Place, last: Place) -> Iterator[SegmentRecord]:
-        """Segments of a branch that hold every byte once, whole files before pieces: from the beginning of the file
-        that ``first`` is in up to ``last``."""
-        everything = self._binlogs.each_segment(self._server, branch, from_place=(first[0], 0), to_place=last)
-        for _number, found in groupby(everything, key=lambda record: record.key.number):
-            yield from _covering(list(found))
-
     def _of_span(self, span: Span, end: Place) -> Iterator[SegmentRecord]:
         last = min(span.last, end)
-        for record in self._records(span.branch, span.first, last):
+        for record in self._log.records(span.branch, span.first, last):
             if (record.key.number, record.key.start) < last:
                 yield record
-
-    def _met(self, record: SegmentRecord, first: Place = (0, 0), last: Place | None = None) -> Iterator[Met]:
-        """The transactions of a segment that start within ``[first, last)``."""
-        before: Transaction | None = None
-        for transaction in self._indexes.transactions(record):
-            met = Met(record, transaction, before)
-            if last is not None and met.start >= last:
-                return
-            if met.start >= first:
-                yield met
-            before = transaction
-
-    def _each(self, branch: str, first: Place, last: Place, wanted: Callable[[SegmentRecord], bool]) -> Iterator[Met]:
-        for record in self._records(branch, first, last):
-            if record.segment.transactions and wanted(record):
-                yield from self._met(record, first, last)
 
     def _count(self, record: SegmentRecord, begin: Place, end: Place) -> int:
         """Transactions of a segment between two places; at most, where its index cannot be opened here."""
@@ -240,7 +214,7 @@ class Targets:
         inside = begin <= (segment.number, segment.start) and (segment.number, segment.end) <= end
         if self._exact and segment.transactions and not inside:
             with suppress(ConfigurationError, KeyUnusableError):
-                return sum(1 for _ in self._met(record, begin, end))
+                return sum(1 for _ in self._log.met(record, begin, end))
         return segment.transactions
 
     def _repeated(self, chosen: Sequence[SegmentRecord], begin: Place, end: Place, executed: str) -> int:
@@ -257,7 +231,7 @@ class Targets:
                                                                            mariadb=mariadb)):
                 break
             with suppress(ConfigurationError, KeyUnusableError):
-                count += sum(held(met.transaction.gtid) for met in self._met(record, begin, end))
+                count += sum(held(met.transaction.gtid) for met in self._log.met(record, begin, end))
         return count
 
     # -- stops
@@ -277,39 +251,51 @@ class Targets:
         """The transaction after it, as far as its own segment tells, or the segment right behind it."""
         record = met.record
         end = (record.key.number, met.transaction.end)
-        for candidate in self._records(record.key.branch, end, (record.key.number + 2, 0)):
+        for candidate in self._log.records(record.key.branch, end, (record.key.number + 2, 0)):
             if candidate.segment.transactions and (candidate.key.number, candidate.key.end) > end and (
-                    found := next(self._met(candidate, end), None)):
+                    found := next(self._log.met(candidate, end), None)):
                 return found.transaction
         return None
 
-    def _executing(self, branch: str, gtids: str) -> Stop | None:
-        mariadb = self._is_mariadb(branch)
-        for record in self._records(branch, (0, 0), _END):
+    # -- transactions by their ids
+
+    def _after_mysql(self, branch: str, gtids: str) -> Stop | None:
+        for record in self._log.holding(branch, gtids):
             segment = record.segment
-            if not segment.gtids_after or not covers(segment.gtids_after, gtids, mariadb=mariadb):
-                continue
-            missing = Missing(segment.gtids_before, gtids, mariadb=mariadb)
-            if segment.gtids_before and missing.nothing:
-                return Stop(branch, segment.file, max(segment.start, FIRST_EVENT), segment.gtids_before)
-            for met in self._met(record):
-                missing.executed(met.transaction.gtid)
-                if missing.nothing:
-                    return self._after(met)
-            return None  # transactions of other servers got these numbers
+            if segment.gtids_after and covers(segment.gtids_after, gtids, mariadb=False):
+                missing = Missing(segment.gtids_before, gtids)
+                for met in self._log.met(record):
+                    missing.executed(met.transaction.gtid)
+                    if missing.nothing:
+                        return self._after(met)
+        return None
+
+    def _after_mariadb(self, branch: str, gtids: str) -> Stop | None:
+        """Right behind the transaction that is named; of several the last one in log order, where those that are not
+        archived are the last ones of their domains."""
+        named = _members(gtids)
+        found = {gtid: met for gtid in named if (met := self._log.named(branch, gtid, mariadb=True)) is not None}
+        if not found:
+            return None
+        stop = self._after(max(found.values(), key=lambda met: met.start))
+        return stop if named - found.keys() <= _members(stop.gtids) else None
+
+    def _beginning_with(self, branch: str, gtids: str) -> Stop | None:
+        """Where something archived begins with exactly this executed, which itself is not archived."""
+        for run in parted(self._log.runs(branch), self._binlogs.gaps(self._server)):
+            if same_state(run.gtids_before, gtids):
+                return Stop(branch, self._branches[branch].file(run.first_number), max(run.first_pos, FIRST_EVENT),
+                            run.gtids_before)
         return None
 
     def _state(self, met: Met, *, included: bool) -> str:
         """Everything that is executed right before a transaction, or right after it."""
         last = (met.record.key.number, met.transaction.start + included)
-        gtids = [one.transaction.gtid for one in self._met(met.record, last=last)]
+        gtids = [one.transaction.gtid for one in self._log.met(met.record, last=last)]
         return state_after(met.record.segment.gtids_before, gtids, mariadb=self._is_mariadb(met.record.key.branch))
 
     def _is_mariadb(self, branch: str) -> bool:
         return self._branches[branch].flavour == "mariadb"
-
-
-_END: Place = (2**62, 0)
 
 
 def _place(file: str, pos: int) -> Place:
@@ -318,22 +304,6 @@ def _place(file: str, pos: int) -> Place:
 
 def _basename(file: str) -> str:
     return file.rpartition(".")[0]
-
-
-def _covering(found: Sequence[SegmentRecord]) -> list[SegmentRecord]:
-    """Of the segments of one file those that hold every byte from 0 on once, the longest first. What comes after a hole
-    is left out."""
-    chosen: list[SegmentRecord] = []
-    place = 0
-    while here := [record for record in found if record.key.start == place and record.key.end > place]:
-        best = max(here, key=lambda record: (_is_whole_somewhere(record), record.key.end, record.segment.is_final))
-        chosen.append(best)
-        place = best.key.end
-    return chosen
-
-
-def _is_whole_somewhere(record: SegmentRecord) -> bool:
-    return any(copy.is_complete for copy in record.destinations.values())
 
 
 def _overlap(record: SegmentRecord, begin: Place, end: Place) -> int:
@@ -349,6 +319,15 @@ def _overlap(record: SegmentRecord, begin: Place, end: Place) -> int:
 def _may_hold(record: SegmentRecord, second: datetime) -> bool:
     first, last = record.segment.first_at, record.segment.last_at
     return not record.segment.precise and first is not None and last is not None and first <= second <= last
+
+
+def _members(gtids: str) -> frozenset[str]:
+    """Of MariaDB, in its own writing."""
+    return frozenset(filter(None, str(MariadbGtids.parse(gtids)).split(",")))
+
+
+def _is_later(record: SegmentRecord, moment: datetime) -> bool:
+    return record.segment.last_at is not None and record.segment.last_at > moment
 
 
 def _before_moment(record: SegmentRecord, moment: datetime) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.binlog import continuity
@@ -17,7 +17,7 @@ from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, head_
 from backupd.binlog.spool import Spool, Spooled
 from backupd.binlog.status import StreamEvent, StreamEventKind
 from backupd.engine.binlogscan import Scan, scan
-from backupd.engine.binlogsource import BinlogSource, ListedLog, SourceState
+from backupd.engine.binlogsource import BinlogSource, ListedLog, SourceState, UnloggedError
 from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap, Transaction
 from backupd.model.clock import Clock
 from backupd.model.gtid import covers
@@ -50,10 +50,30 @@ class Approach:
         self._wanted = wanted
         self._clock = clock
         self._tell = tell
+        self._unlogged: datetime | None = None
+
+    def look(self, *, files: bool = True) -> SourceState:
+        """The server as it is. Where it writes no binary log, that is kept before UnloggedError is raised: nobody can
+        see it afterwards. Raises ServerError, OSError."""
+        try:
+            return self._source.look(files=files)
+        except UnloggedError:
+            self._unlogged = self._unlogged or self._clock()
+            self._spool.note_unlogged(self._unlogged)
+            raise
+
+    def is_whole(self, number: int, size: int) -> bool:
+        """Is nothing missing behind ``size`` bytes of the server's file? Raises as ``look``."""
+        return continuity.is_whole(self.look(), number, size)
 
     def where(self, state: SourceState) -> Start:
         """Raises ServerError, ToolError, OSError, DamagedError for a file here that cannot be read."""
         newest = self._spool.newest()
+        unlogged = self._spool.unlogged() or self._unlogged
+        if unlogged is not None:
+            found = continuity.after_silence(self._spool.seen(), unlogged, state, self._clock())
+            return self._begin(found if self._spool.branches() else replace(found, reason=BranchReason.FIRST), state,
+                               newest)
         if newest is None:
             return self._first(state)
         branch = self._spool.branches()[-1]
@@ -61,8 +81,8 @@ class Approach:
             return self._renamed(newest, state)
         if _listed(state, newest.number) is None:
             tail = self._tail(newest)
-            found = continuity.without_file(tail, self._spool.seen(), state, self._source.previous_gtids)
-            return self._follow(found if found is not None else self._look_back(tail, branch, state), newest, state)
+            known = continuity.without_file(tail, self._spool.seen(), state, self._source.previous_gtids)
+            return self._follow(known if known is not None else self._look_back(tail, branch, state), newest, state)
         if why := continuity.restored(self._spool.seen(), state):
             return self._was_restored(newest, state, why)
         return Start(branch, newest.number, newest.name, newest)
@@ -74,7 +94,7 @@ class Approach:
         """
         if start.kept is None:
             raise ValueError("nothing was compared")
-        state = self._source.look()
+        state = self.look()
         tail = self._tail(start.kept)
         found = continuity.with_file(tail, self._compared(start.kept, equal, tail), self._spool.seen(), state,
                                      self._source.previous_gtids)
@@ -148,8 +168,10 @@ class Approach:
             server=self._server, id=new_id(named), noticed_at=named, reason=fork.reason,
             server_uuid=state.server_uuid, flavour=str(state.flavour), basename=state.basename,
             first_number=log.number, since=seen.at if seen else parent.noticed_at if parent else None,
-            parent=parent.id if parent else None, fork=fork.fork, names_go_on=fork.names_go_on, note=fork.note)
+            parent=parent.id if parent else None, fork=fork.fork, names_go_on=fork.names_go_on, note=fork.note,
+            baseline="" if state.mariadb else self._source.previous_gtids(log.name) or "")
         self._spool.begin(branch)
+        self._unlogged = None
         self._spool.note(continuity.seen_now(state, now))
         across = ("" if parent is None else "its fork is known: "
                   f"{_shown(fork.fork)}" if fork.fork else "where it forked is not known")
@@ -197,17 +219,22 @@ class Approach:
     # --- evidence
 
     def _tail(self, file: Spooled) -> Tail:
-        found = _scanned(file.path)
+        found = self._with_baseline(_scanned(file.path))
         ended = file.ended
         if ended is None and (told := ending_of(file.path, file.size)) is not Ending.CUT:
             ended = told
         return Tail(file.name, file.number, found.end, found.gtids_before, found.gtids_after, ended)
 
+    def _with_baseline(self, found: Scan) -> Scan:
+        branch = self._spool.branches()[-1]
+        return replace(found, gtids_before=branch.executed(found.gtids_before),
+                       gtids_after=branch.executed(found.gtids_after))
+
     def _compared(self, kept: Spooled, equal: int, tail: Tail) -> Compared:
         head = head_of(kept.path)
         if head is None or equal < head.size:
             return Compared(None, 0, lost=True)
-        same = _scanned(kept.path, stop=equal)
+        same = self._with_baseline(_scanned(kept.path, stop=equal))
         return Compared(Position(kept.name, same.end, same.gtids_after), same.transactions, lost=tail.end > same.end)
 
     def _look_back(self, tail: Tail, branch: Branch, state: SourceState) -> Fork:
@@ -224,7 +251,8 @@ class Approach:
                 same = (path.stat().st_size == mark.size
                         and fingerprint_of(path, branch.id, mark.number, mark.size) == mark)
                 if same:
-                    gtid = after if mark.number == tail.number - 1 else _scanned(path).gtids_after
+                    gtid = after if mark.number == tail.number - 1 else (
+                        self._with_baseline(_scanned(path)).gtids_after)
                     return continuity.looked_back(tail, state, Position(log.name, mark.size, gtid))
         return continuity.looked_back(tail, state, None)
 
@@ -242,7 +270,7 @@ class Approach:
             return fork
         place = tail.place
         if unshared is not None:
-            until = _scanned(newest.path, stop=unshared.start)
+            until = self._with_baseline(_scanned(newest.path, stop=unshared.start))
             place = Position(newest.name, unshared.start, until.gtids_after)
         members = [member for member in place.gtid.split(",") if member]
         agreed = bool(members) and all(map(has, members))

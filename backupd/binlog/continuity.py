@@ -14,6 +14,7 @@ from datetime import datetime
 from backupd.binlog.evidence import Seen
 from backupd.engine.binlogsource import SourceState
 from backupd.model.binlog import BranchReason, Ending
+from backupd.model.clock import format_time
 from backupd.model.gtid import MysqlGtids, covers, same
 from backupd.model.server import Position
 
@@ -97,6 +98,10 @@ def without_file(tail: Tail, seen: Seen | None, source: SourceState, previous: C
     oldest = source.logs[0]
     if (other := _other_file(tail, seen, source, previous)) is not None or oldest.number <= tail.number:
         return other
+    if another(seen, source):
+        return Fork(BranchReason.UNKNOWN, oldest.number, None, names_go_on=False,
+                    note=f"the server is {_identity(source.server_uuid, source.server_id)} now, and {tail.name} is not"
+                         " there to show that it is still the same history")
     return _after_purge(tail, seen, source, previous(oldest.name))
 
 
@@ -105,7 +110,7 @@ def _after_purge(tail: Tail, seen: Seen | None, source: SourceState, before: str
     oldest = source.logs[0]
     told = _told(source, before, tail)
     follows = oldest.number == tail.number + 1
-    if follows and (tail.ended in (Ending.ROTATED, Ending.STOPPED) or told == "same"):
+    if follows and (tail.ended not in (None, Ending.CUT) or told == "same"):
         return GoOn(oldest.number)
     if told in ("same", "ahead"):
         nothing = "; its GTIDs say that no transaction is missing" if told == "same" else ""
@@ -138,7 +143,7 @@ def with_file(tail: Tail, compared: Compared, seen: Seen | None, source: SourceS
 def _other_file(tail: Tail, seen: Seen | None, source: SourceState, previous: Callable[[str], str | None]) -> \
         Fork | None:
     """The newest file that is here is not at the server."""
-    if another(seen, source) and seen is not None:
+    if seen is not None and another(seen, source) and not _renumbered(seen, source):
         if source.mariadb and source.server_id == seen.server_id:
             # No server replicates from one of its own number: this is a copy, and what it writes gets the very GTIDs
             # of what it lacks.
@@ -171,6 +176,22 @@ def looked_back(tail: Tail, source: SourceState, earlier: Position | None) -> Fo
 def after_restore(tail: Tail, why: str) -> Fork:
     """The newest file is unchanged at the server, but its data was replaced afterwards."""
     return Fork(BranchReason.RESTORE, tail.number + 1, None, names_go_on=False, note=why)
+
+
+def after_silence(seen: Seen | None, unlogged: datetime, source: SourceState, now: datetime) -> Fork:
+    """The server was seen to write no binary log at ``unlogged``, and writes one again. Only its newest file is
+    certainly of afterwards: with each start it begins one."""
+    since = seen.at if seen is not None else unlogged
+    return Fork(BranchReason.UNKNOWN, source.logs[-1].number, None, names_go_on=False,
+                note=f"the server wrote no binary log between {format_time(since)} and {format_time(now)} (log_bin was"
+                     f" seen OFF at {format_time(unlogged)}); what it committed then is in none")
+
+
+def is_whole(source: SourceState, number: int, size: int) -> bool:
+    """Is nothing missing behind the first ``size`` bytes of a file? The server has begun the next one then, and nothing
+    comes to this one."""
+    sizes = {log.number: log.size for log in source.logs}
+    return sizes.get(number) == size and number + 1 in sizes
 
 
 def holder(history: str, *, mariadb: bool) -> Callable[[str], bool]:
@@ -210,6 +231,11 @@ def first_covered(source: SourceState, history: str, previous: Callable[[str], s
 def another(seen: Seen | None, source: SourceState) -> bool:
     """Does another server answer than before?"""
     return seen is not None and (seen.server_uuid, seen.server_id) != (source.server_uuid, source.server_id)
+
+
+def _renumbered(seen: Seen, source: SourceState) -> bool:
+    """Is it the same server, which was given another server_id?"""
+    return bool(source.server_uuid) and source.server_uuid == seen.server_uuid
 
 
 def _anew(reason: BranchReason, source: SourceState, tail: Tail, previous: Callable[[str], str | None],

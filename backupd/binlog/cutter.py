@@ -99,7 +99,8 @@ class Cutter:
             remarks.append(f"its last {cut.end - found.end} bytes are no complete transaction")
         segment = Segment(
             server=branch.server, branch=branch.id, file=file.name, number=file.number, start=cut.start, end=cut.end,
-            ending=cut.ending, gtids_before=found.gtids_before, gtids_after=found.gtids_after,
+            ending=cut.ending, gtids_before=branch.executed(found.gtids_before),
+            gtids_after=branch.executed(found.gtids_after),
             transactions=found.transactions, first_at=found.first_at, last_at=found.last_at, precise=found.precise,
             server_ids=found.server_ids, flavour=found.flavour, server_version=found.server_version, sha256=sha256,
             remarks=(*found.remarks, *remarks))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from backupd.binlog.evidence import Comparison, ending_of, head_of
 from backupd.binlog.spool import Spool, Spooled, number_of
 from backupd.engine.binlogtool import BinlogTool, EndKind, end_kind
 from backupd.engine.client import Connection
-from backupd.model.binlog import Branch
+from backupd.model.binlog import Branch, Ending
 from backupd.model.errors import CancelledError, ToolError
 from backupd.process.command import Command
 from backupd.process.optionfile import option_file
@@ -106,14 +106,14 @@ def fetch(tool: BinlogTool, connection: Connection, spool: Spool, name: str, *, 
 
 class Session:
     """Copies from ``start`` on. ``written``: how far the server had written the first file right before, None where it
-    had begun another one since.
+    had begun another one since. ``is_whole``: asks the server whether a file has just this size and a successor.
 
     ``tick`` moves what came into the spool. ``end`` is set when the program has ended. ``diverged``: how much of the
     first file is the same as what is here, once it is certain that the rest is not; nothing was taken then.
     """
 
     def __init__(self, spool: Spool, tool: BinlogTool, connection: Connection, start: Start, *, connection_id: int,
-                 written: int | None) -> None:
+                 written: int | None, is_whole: Callable[[int, int], bool]) -> None:
         self.start = start
         self.end: End | None = None
         self.diverged: int | None = None
@@ -123,6 +123,7 @@ class Session:
         """Bytes that were not here before."""
         self._spool = spool
         self._written = written
+        self._is_whole = is_whole
         self._tool = tool
         self._connection = connection
         self._id = connection_id
@@ -145,7 +146,7 @@ class Session:
         self._open.close()
 
     def tick(self) -> None:
-        """Look at what came. Raises OSError."""
+        """Look at what came. Raises OSError, and what ``is_whole`` raises."""
         # First the program, then its files: after its end nothing more comes to them.
         end = self._copier.ended() if self._copier else None
         self._look()
@@ -184,7 +185,7 @@ class Session:
             return False
         if self.current is not None and self.current.ended is None:
             size = self.current.path.stat().st_size
-            self._spool.end(self.current, ending_of(self.current.path, size))
+            self._spool.end(self.current, self._ending(self.current, size, number))
             self.came += size
         if kept is not None and kept.ended is not None and path.stat().st_size == kept.size:
             path.unlink()  # it is here already, whole
@@ -192,6 +193,12 @@ class Session:
             return True
         self.current = self._spool.take(branch, number, path.name)
         return True
+
+    def _ending(self, file: Spooled, size: int, following: int) -> Ending:
+        told = ending_of(file.path, size)
+        if told is Ending.CUT and following == file.number + 1 and self._is_whole(file.number, size):
+            return Ending.CRASHED
+        return told
 
     def _goes_on(self, kept: Spooled, path: Path, *, finished: bool) -> bool:
         """Is the server's file the one that is here, and as long? Sets ``diverged`` where it is not."""

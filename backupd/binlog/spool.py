@@ -3,7 +3,8 @@
 A folder of ours alone (0700, files 0600)::
 
     lock             held by the one stream of this server
-    state.json       branches, gaps, files that ended, what was last seen of the server; replaced as a whole
+    state.json       branches, gaps, files that ended, what was last seen of the server, and since when it is known to
+                     write no binary log; replaced as a whole
     branches/<branch>/<file>
     incoming/        where the program writes; what lies there was not compared yet
 
@@ -25,6 +26,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -159,14 +161,14 @@ class Spool:
             return self._spooled(entry)
 
     def begin(self, branch: Branch) -> None:
-        """A branch begins; nothing more comes to the one before."""
+        """A branch begins; nothing more comes to the one before, and what was noted of its server is forgotten."""
         with self._guard:
             last = self.newest()
             if last is not None and last.ended is None:
                 self.end(last, Ending.CUT)
             (self.folder / _BRANCHES / branch.id).mkdir(mode=0o700, exist_ok=True)
             _sync_folder(self.folder / _BRANCHES)
-            self._save(branches=(*self._now().branches, branch), seen=None)
+            self._save(branches=(*self._now().branches, branch), seen=None, unlogged=None)
             self._sweep()
 
     def add_gap(self, gap: Gap) -> None:
@@ -215,6 +217,16 @@ class Spool:
         with self._guard:
             if self._now().seen != seen:
                 self._save(seen=seen)
+
+    def unlogged(self) -> datetime | None:
+        """When the server was first seen to write no binary log, since the newest branch began; None: never."""
+        return self._now().unlogged
+
+    def note_unlogged(self, at: datetime) -> None:
+        """The server writes no binary log: it is on the disk when this returns. Raises OSError."""
+        with self._guard:
+            if self._now().unlogged is None:
+                self._save(unlogged=at)
 
     def clear_incoming(self) -> None:
         """Nothing of an earlier program is of use. Raises OSError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 from backupd.binlog.evidence import Fingerprint, Seen
@@ -29,12 +30,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``files``: in log order. ``seen``: of the server of the newest branch."""
+    """``files``: in log order. ``seen``: of the server of the newest branch. ``unlogged``: when that was first seen to
+    write no binary log, since the branch began; what is there afterwards does not go on from what is here."""
 
     branches: tuple[Branch, ...] = ()
     gaps: tuple[Gap, ...] = ()
     files: tuple[Entry, ...] = ()
     seen: Seen | None = None
+    unlogged: datetime | None = None
 
 
 def encode(state: State) -> dict[str, Any]:
@@ -44,6 +47,7 @@ def encode(state: State) -> dict[str, Any]:
         "gaps": [_gap(gap) for gap in state.gaps],
         "files": [_entry(entry) for entry in state.files],
         "seen": state.seen.as_json() if state.seen else None,
+        "unlogged": format_time(state.unlogged) if state.unlogged else None,
     }
 
 
@@ -55,7 +59,8 @@ def decode(data: Mapping[str, Any]) -> State:
         branches=tuple(_to_branch(branch) for branch in data["branches"]),
         gaps=tuple(_to_gap(gap) for gap in data["gaps"]),
         files=tuple(_to_entry(entry) for entry in data["files"]),
-        seen=Seen.from_json(data["seen"]) if data["seen"] else None)
+        seen=Seen.from_json(data["seen"]) if data["seen"] else None,
+        unlogged=parse_time(data["unlogged"]) if data.get("unlogged") else None)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
@@ -77,7 +82,7 @@ def _branch(branch: Branch) -> dict[str, Any]:
         "basename": branch.basename, "first_number": branch.first_number,
         "since": format_time(branch.since) if branch.since else None, "parent": branch.parent,
         "fork": branch.fork.as_json() if branch.fork else None, "names_go_on": branch.names_go_on,
-        "note": branch.note,
+        "note": branch.note, "baseline": branch.baseline,
     }
 
 
@@ -88,7 +93,7 @@ def _to_branch(data: Mapping[str, Any]) -> Branch:
         basename=data["basename"], first_number=int(data["first_number"]),
         since=parse_time(data["since"]) if data["since"] else None, parent=data["parent"],
         fork=Position.from_json(data["fork"]) if data["fork"] else None, names_go_on=bool(data["names_go_on"]),
-        note=data["note"])
+        note=data["note"], baseline=data.get("baseline", ""))
 
 
 def _gap(gap: Gap) -> dict[str, Any]:

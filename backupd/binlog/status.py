@@ -16,18 +16,20 @@ class StreamState(StrEnum):
     STREAMING = "streaming"
     """Every event comes as the server writes it."""
     WAITING = "waiting"
-    """Not connected; it is tried again with growing pauses."""
+    """Not connected; it is tried again with growing pauses, of a few seconds while the server is out of reach."""
     PAUSED = "paused"
     """The spool has no room; it goes on by itself when there is some."""
     FAILED = "failed"
-    """Somebody has to change something (an account, an option, a program); tried again every minute all the same."""
+    """Somebody has to change something (an account, an option, a program); tried again every minute all the same,
+    and every few seconds where the server writes no binary log."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
     """``branch``, ``file``, ``pos``: up to where the spool holds the log. ``server_position``: where the server was at
-    the last look, and ``server_time``: its own clock right *before* that look; both None while they are not known to be
-    of ``branch``. ``since``: when ``state`` began. ``restarts``: of the program, since the stream was started.
+    the last look, and ``server_time``: its own clock or ours, whichever was behind, right *before* that look; both None
+    while they are not known to be of ``branch``. ``since``: when ``state`` began. ``restarts``: of the program,
+    since the stream was started.
     """
 
     state: StreamState

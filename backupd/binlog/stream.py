@@ -23,7 +23,7 @@ from backupd.binlog.session import End, Session, fetch
 from backupd.binlog.spool import Spool
 from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.watch import Watch
-from backupd.engine.binlogsource import BinlogSource, SourceState
+from backupd.engine.binlogsource import BinlogSource, SourceState, UnloggedError
 from backupd.engine.binlogtool import BinlogTool, EndKind, connection_id
 from backupd.engine.client import is_denied
 from backupd.model.clock import Clock
@@ -70,7 +70,8 @@ class Pace:
 
     ``tick``: how often the program's files are looked at; ``poll``: the server; ``purge``: what the server will
     remove. ``stall``: after how long without a byte a connection counts as dead when the server is ahead, or silent;
-    ``first``, ``most``: pauses before a new attempt, doubled each time.
+    ``first``, ``most``: pauses before a new attempt, doubled each time. ``away``: the most while the server is out of
+    reach or writes no binary log. Whether its data was replaced meanwhile can only be told soon after it is back.
     """
 
     tick: float = 0.1
@@ -79,6 +80,7 @@ class Pace:
     purge: float = 60.0
     first: float = 1.0
     most: float = 60.0
+    away: float = 5.0
 
 
 class Streamer:
@@ -148,9 +150,10 @@ class Streamer:
         except (ServerError, ToolError) as error:
             if isinstance(error, ToolMissingError) or (isinstance(error, ServerError) and is_denied(error)):
                 return self._failed(error)
-            return self._lost(error.message, error.detail, error.hint)
+            return self._lost(error.message, error.detail, error.hint, away=isinstance(error, ServerError))
         except (ConfigurationError, RefusedError, DamagedError) as error:
-            return self._failed(error)
+            pause = self._failed(error)
+            return self._backoff(away=True) if isinstance(error, UnloggedError) else pause
         except OSError as error:
             return self._unwritable(error)
 
@@ -162,7 +165,7 @@ class Streamer:
             hint="it must belong to the user that backupd runs as"))
 
     def _life(self, stop: threading.Event) -> float:
-        state = self._source.look()
+        state = self._approach.look()
         self._id = connection_id(self._server, self._installation, self._source.connected_ids() - {self._id})
         start = self._past_torn(state) or self._approach.where(state)
         self._lives += 1
@@ -172,8 +175,11 @@ class Streamer:
         had = (start.kept.number, start.kept.size) if start.kept else (0, 0)
         begun = time.monotonic()
         with Session(self._spool, self._tool, self._source.connection, start, connection_id=self._id,
-                     written=written) as session:
-            why = self._follow(session, state, stop)
+                     written=written, is_whole=self._approach.is_whole) as session:
+            watch = Watch(state, poll=self._pace.poll, stall=self._pace.stall, clock=self._clock)
+            why = self._follow(session, watch, stop)
+            if session.current is not None:  # how it was last is what it is compared with when it is back
+                self._spool.note(watch.seen)
         if session.diverged is not None:
             self._approach.differs(start, session.diverged)
             return 0
@@ -181,11 +187,10 @@ class Streamer:
             self._pause = self._pace.first
         if session.end is not None:
             return self._ended(session.end)
-        return self._lost(why, "", "") if why else 0
+        return self._lost(why, "", "", away=True) if why else 0
 
-    def _follow(self, session: Session, state: SourceState, stop: threading.Event) -> str:
+    def _follow(self, session: Session, watch: Watch, stop: threading.Event) -> str:
         """Until something ends it. Gives why the connection is given up, "" when that is told elsewhere."""
-        watch = Watch(state, poll=self._pace.poll, stall=self._pace.stall, clock=self._clock)
         while not stop.is_set():
             session.tick()
             if session.diverged is not None or session.end is not None:
@@ -201,16 +206,15 @@ class Streamer:
             if watch.is_room_due() and self._is_full():
                 return ""
             stop.wait(self._pace.tick)
-        if session.current is not None:
-            self._spool.note(watch.seen)
         return ""
 
     def _poll(self, session: Session, watch: Watch) -> str:
         """Ask the server where it stands. Gives why the connection cannot go on, "" when it can."""
         number, size = session.received
+        asked_at = self._clock()
         try:
-            state = self._source.look(files=time.monotonic() >= self._purge_due)
-        except (ServerError, RefusedError) as error:
+            state = self._approach.look(files=time.monotonic() >= self._purge_due)
+        except ServerError as error:
             watch.asked()
             if watch.is_stalled():
                 return f"{error.message}, and nothing has come for {self._pace.stall:.0f} s"
@@ -228,7 +232,7 @@ class Streamer:
         if number:
             with self._guard:
                 self._status = replace(self._status, branch=session.start.branch.id, server_position=at,
-                                       server_time=state.server_time, error="")
+                                       server_time=min(state.server_time, asked_at), error="")
             if watch.is_note_due():
                 self._spool.note(watch.seen)
             if state.logs:
@@ -245,7 +249,8 @@ class Streamer:
             return self._no_room(end.said)
         if end.kind in _FAILED:
             return self._failed(ServerError(f"{said} ({self._server})", detail=end.said, hint=_HINTS[end.kind]))
-        return self._lost(said, end.said or f"it ended with {end.code}", _HINTS.get(end.kind, ""))
+        return self._lost(said, end.said or f"it ended with {end.code}", _HINTS.get(end.kind, ""),
+                          away=end.kind in (EndKind.LOST, EndKind.UNREACHABLE))
 
     def _past_torn(self, state: SourceState) -> Start | None:
         """Behind a place where the server could not go on, twice: the next file that it may be able to read."""
@@ -274,7 +279,7 @@ class Streamer:
                        hint="a destination is slow or down; it goes on by itself. Nothing is lost as long as the server"
                             " keeps its binary logs")
         if time.monotonic() >= self._purge_due:
-            self._look_for_purge(self._source.look())
+            self._look_for_purge(self._approach.look())
         return _ROOM_SECONDS
 
     def _no_room(self, detail: str) -> float:
@@ -282,7 +287,7 @@ class Streamer:
             self._tell(StreamEventKind.PAUSED, f"the stream of {self._server} pauses: {_SAID[EndKind.DISK]}",
                        detail=detail, hint=_HINTS[EndKind.DISK])
         self._spool.clear_incoming()
-        return self._backoff()
+        return self._backoff(away=False)
 
     # --- purge
 
@@ -313,10 +318,10 @@ class Streamer:
 
     # --- telling
 
-    def _lost(self, why: str, detail: str, hint: str) -> float:
+    def _lost(self, why: str, detail: str, hint: str, *, away: bool) -> float:
         if self._set(StreamState.WAITING, why):
             self._tell(StreamEventKind.LOST, f"the stream of {self._server} is interrupted: {why}", detail, hint)
-        return self._backoff()
+        return self._backoff(away=away)
 
     def _failed(self, error: BackupdError) -> float:
         if self._set(StreamState.FAILED, error.message):
@@ -324,9 +329,10 @@ class Streamer:
                        error.detail, error.hint)
         return self._pace.most
 
-    def _backoff(self) -> float:
-        pause = self._pause
-        self._pause = min(pause * 2, self._pace.most)
+    def _backoff(self, *, away: bool) -> float:
+        most = min(self._pace.away, self._pace.most) if away else self._pace.most
+        pause = min(self._pause, most)
+        self._pause = min(pause * 2, most)
         return pause
 
     def _set(self, state: StreamState, error: str) -> bool:

@@ -24,6 +24,7 @@ class Watch:
     def __init__(self, begun: SourceState, *, poll: float, stall: float, clock: Clock) -> None:
         self._begun = begun
         self._last = begun
+        self._looked_at = clock()
         self._poll = poll
         self._stall = stall
         self._clock = clock
@@ -67,6 +68,7 @@ class Watch:
         if self._last.position.gtid and not covers(at.gtid, self._last.position.gtid, mariadb=state.mariadb):
             return "the server lacks transactions that it had executed: its log began anew"
         self._last = state
+        self._looked_at = self._clock()
         return ""
 
     def is_note_due(self) -> bool:
@@ -79,8 +81,8 @@ class Watch:
 
     @property
     def seen(self) -> Seen:
-        """What is to be remembered of the server."""
+        """What is to be remembered of the server, as of the last look that contradicted nothing."""
         return self._seen(self._last)
 
     def _seen(self, state: SourceState) -> Seen:
-        return continuity.seen_now(state, self._clock())
+        return continuity.seen_now(state, self._looked_at)

@@ -15,7 +15,8 @@ def branch_columns(branch: Branch) -> dict[str, Any]:
     return {"server": branch.server, "id": branch.id, "noticed_at": branch.noticed_at, "reason": str(branch.reason),
             "server_uuid": branch.server_uuid, "flavour": branch.flavour, "basename": branch.basename,
             "first_number": branch.first_number, "since": branch.since, "parent": branch.parent,
-            "fork": _position_json(branch.fork), "names_go_on": branch.names_go_on, "note": branch.note}
+            "fork": _position_json(branch.fork), "names_go_on": branch.names_go_on, "note": branch.note,
+            "baseline": branch.baseline}
 
 
 def branch_of(row: RowMapping) -> Branch:
@@ -23,7 +24,7 @@ def branch_of(row: RowMapping) -> Branch:
         server=row["server"], id=row["id"], noticed_at=row["noticed_at"], reason=BranchReason(row["reason"]),
         server_uuid=row["server_uuid"], flavour=row["flavour"], basename=row["basename"],
         first_number=row["first_number"], since=row["since"], parent=row["parent"], fork=_position(row["fork"]),
-        names_go_on=row["names_go_on"], note=row["note"])
+        names_go_on=row["names_go_on"], note=row["note"], baseline=row["baseline"])
 
 
 def segment_columns(branch: int, segment: Segment) -> dict[str, Any]:

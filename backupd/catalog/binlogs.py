@@ -88,18 +88,25 @@ class Binlogs:
             for segment, stored in found:
                 _add(connection, segment, destination, stored, at)
 
-    def drop_segments(self, server: str, keys: Iterable[SegmentKey], destination: str) -> None:
+    def drop_segments(self, server: str, keys: Iterable[SegmentKey], destination: str, *,
+                      stored_by: datetime | None = None) -> tuple[SegmentKey, ...]:
         """They are not at ``destination`` any more; a segment without any copy is forgotten. Unknown ones are passed
-        over."""
+        over, and with ``stored_by`` those that were stored there later. Gives those whose copy was forgotten."""
+        dropped: list[SegmentKey] = []
         with self._database.write() as connection:
             for number, found in _by_branch(connection, server, keys).items():
                 whole = {key for key in found if _is_whole(connection, number, key)}
-                gone = [key for key in found if connection.execute(delete(binlog_copies).where(
-                    _is_copy(number, key), _C.destination == destination)).rowcount]
+                here = _C.destination == destination
+                if stored_by is not None:
+                    here &= _C.stored_at <= stored_by
+                gone = [key for key in found
+                        if connection.execute(delete(binlog_copies).where(_is_copy(number, key), here)).rowcount]
                 for key in gone:
                     connection.execute(delete(binlog_segments).where(
                         _is(number, key), ~exists().where(_is_copy(number, key))))
                 binlogruns.removed(connection, number, whole.intersection(gone), destination)
+                dropped += gone
+        return tuple(dropped)
 
     def mark_damaged(self, server: str, key: SegmentKey, destination: str) -> None:
         """The copy is not what was stored: no run there holds it any more. Raises NotFoundError."""
@@ -205,8 +212,8 @@ class Binlogs:
             return binlogruns.read(connection, server, destination)
 
     def confirm(self, server: str, destination: str, branch: str, place: Place, at: datetime) -> None:
-        """Everything that the server had committed by ``at``, its own clock, is at ``destination``: ``place`` was the
-        end of its log then. Where nothing is stored yet that means nothing. Raises NotFoundError for an unknown
+        """Everything that the server had committed by ``at`` (its clock and ours) is at ``destination``: ``place`` was
+        the end of its log then. Where nothing is stored yet that means nothing. Raises NotFoundError for an unknown
         branch."""
         with self._database.write() as connection:
             binlogruns.confirm(connection, _branch(connection, server, branch), destination, place, at)

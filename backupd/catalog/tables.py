@@ -259,6 +259,7 @@ binlog_branches = Table(
     Column("fork", JSON(none_as_null=True)),
     Column("names_go_on", Boolean, nullable=False),
     Column("note", FreeText, nullable=False),
+    Column("baseline", FreeText, nullable=False),
     Index(None, "server", "id", unique=True),
 )
 """``number`` stands for (server, id) in the tables below, which have very many rows."""

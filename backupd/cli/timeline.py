@@ -38,14 +38,16 @@ def show_timeline(screen: Screen, found: Timeline) -> None:
     else:
         screen.line(f"{found.server} is recoverable up to {_time(found.latest)}, "
                     f"{format_duration((found.now - found.latest).total_seconds())} ago", style="bold")
+    for text in found.warnings:
+        screen.line(f"! {text}", style="yellow")
     screen.line()
     _windows(screen, found)
     _gaps(screen, found)
     if found.destinations:
         screen.line()
-        screen.table(("DESTINATION", "RECOVERABLE UP TO", "AGE", "BEHIND"), (
-            (reach.name, _time(reach.latest) if reach.latest else "nothing", _span(reach.rpo), _span(reach.behind))
-            for reach in found.destinations), right=("AGE", "BEHIND"))
+        screen.table(("DESTINATION", "RECOVERABLE UP TO", "AGE", "BEHIND", "TROUBLE"), (
+            (reach.name, _time(reach.latest) if reach.latest else "nothing", _span(reach.rpo), _span(reach.behind),
+             "yes, see above" if reach.trouble else "") for reach in found.destinations), right=("AGE", "BEHIND"))
     if len(found.branches) > 1:
         screen.line()
         screen.table(("BRANCH", "BECAUSE OF", "FROM", "TO", "FORKED FROM"), (

@@ -8,6 +8,7 @@ those silently and reach the end all the same, which is why transactions are cou
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -113,11 +114,23 @@ _HINTS: Mapping[int, str] = {
 }
 
 
+_ELSEWHERE = re.compile(r"\b(DATA|INDEX)\s+DIRECTORY\b", re.IGNORECASE)
+_NO_FOLDER_ELSEWHERE = (
+    "the statement makes files in a folder of its own (DATA DIRECTORY), and a copy writes into no folder but its own, "
+    "whichever way it is replayed: restore to right before it (--to before-gtid: or its place), then do it by hand")
+
+
+def hint_of_statement(text: str) -> str:
+    """What to do when a statement failed whose text is in ``text``; "" where it tells nothing."""
+    return _NO_FOLDER_ELSEWHERE if _ELSEWHERE.search(text) else ""
+
+
 def _fail(code: int, text: str, thread: str, now: Standing) -> NoReturn:
     raise ServerError(
         f"the copy cannot {thread} the logs any further (error {code})",
         detail=f"{redact(text)}\nit stands at {now.file}:{now.pos} {now.gtids}".rstrip(),
-        hint=_HINTS.get(code, "the text above is the server's; the pipe (--replay-with pipe) is the other way"))
+        hint=hint_of_statement(text) or _HINTS.get(
+            code, "the text above is the server's; the pipe (--replay-with pipe) is the other way"))
 
 
 def place(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:

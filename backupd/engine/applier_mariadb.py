@@ -14,10 +14,11 @@ from backupd.engine.client import Session
 from backupd.engine.launch import LaunchedServer
 from backupd.engine.logsource import HOST, USER, LogSource
 from backupd.engine.logwalk import Walk
-from backupd.model.errors import ServerError
+from backupd.model.errors import RefusedError, ServerError
 from backupd.model.gtid import MariadbGtids
 
 _COUNTS = ("Slave_DDL_Groups", "Slave_Non_Transactional_Groups", "Slave_Transactional_Groups")
+_NAMED = 5
 
 
 class MariadbApplier:
@@ -26,15 +27,17 @@ class MariadbApplier:
     def __init__(self, server: LaunchedServer, session: Session, source: LogSource, found: Walk,
                  exclude: Sequence[str], workers: int) -> None:
         self._server, self._session, self._source, self._found = server, session, source, found
-        self._exclude, self._workers = exclude, workers
+        self._exclude = exclude
+        # Workers apply domains independently of each other. The source did not: what one domain created is used in
+        # another, and only the order of the log is certain to be right. And those that run ahead and try again give
+        # other numbers of AUTO_INCREMENT to the triggers of statements: rows that are wrong, and no error.
+        serial = len(found.domains) > 1 or found.by_statement
+        self._threads = int(str(session.scalar("SELECT @@GLOBAL.slave_parallel_threads")))
+        self._workers = 0 if serial else workers or self._threads
         self._applied = 0
 
     def prepare(self) -> None:
-        if self._workers or len(self._found.domains) > 1:
-            # Workers apply domains independently of each other. The source did not: what one domain created is used in
-            # another, and only the order of the log is certain to be right.
-            self._session.execute("SET GLOBAL slave_parallel_threads = %s",
-                                  0 if len(self._found.domains) > 1 else self._workers)
+        self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._workers)
         self._session.execute(
             f"CHANGE MASTER '{CHANNEL}' TO MASTER_HOST=%s, MASTER_PORT=%s, MASTER_USER=%s, MASTER_PASSWORD=%s, "
             "MASTER_USE_GTID=slave_pos, MASTER_SSL=0", HOST, self._source.port, USER, self._source.password)
@@ -61,6 +64,7 @@ class MariadbApplier:
 
     def close(self) -> None:
         forget(self._session)
+        self._session.execute("SET GLOBAL slave_parallel_threads = %s", self._threads)
 
     def _run(self, until: str, done: Callable[[Standing], bool], moved: Callable[[Standing], None],
              cancel: threading.Event | None) -> None:
@@ -96,6 +100,15 @@ class MariadbApplier:
     @staticmethod
     def _is_at(now: MariadbGtids, there: MariadbGtids) -> bool:
         return all(now.last.get(domain) == gtid for domain, gtid in there.last.items())
+
+
+def refuse_repeated(found: Walk) -> None:
+    """Raises RefusedError when GTIDs do not tell which transaction is meant."""
+    if found.twice:
+        raise RefusedError(
+            "the logs hold a GTID twice: the copy's own applier would begin or end at the wrong one",
+            detail=f"{', '.join(found.twice[:_NAMED])}: the source ran with gtid_strict_mode=OFF",
+            hint="replay by file and position, which does not ask for GTIDs: --replay-with pipe")
 
 
 def position(session: Session) -> MariadbGtids:

@@ -54,15 +54,18 @@ class MysqlApplier:
         self._server, self._session, self._source, self._found = server, session, source, found
         self._words = Words.of(version)
         self._files, self._start, self._target = files, start, target
-        self._exclude, self._workers = exclude, workers
+        self._exclude = exclude
+        self._name_of_workers = f"{self._words.replica.lower()}_parallel_workers"
+        self._given = int(str(session.scalar(f"SELECT @@GLOBAL.{self._name_of_workers}")))
+        # Data that statements change depends on what ran before: one after the other, as they stand in the log.
+        self._workers = 1 if found.by_statement else workers or self._given
         self._by_gtid = found.is_by_gtid
         self._before = MysqlGtids()
         self._begun = 0
 
     def prepare(self) -> None:
         self._refuse_hole()
-        if self._workers:
-            self._session.execute(f"SET GLOBAL {self._words.replica.lower()}_parallel_workers = %s", self._workers)
+        self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._workers)
         exclude(self._session, self._exclude)
         self._before = executed(self._session)
         self._begun = self._begins()
@@ -92,7 +95,8 @@ class MysqlApplier:
         return str(executed(self._session))
 
     def applied(self) -> int:
-        """By GTID the difference of the sets. Else the server counts BEGINs only, and all are there once these are."""
+        """By GTID the difference of the sets. Else the server counts those that begin with a statement of their own
+        only, and all are there once these are."""
         if self._by_gtid:
             return executed(self._session).minus(self._before).count
         missing = self._found.begun - (self._begins() - self._begun)
@@ -100,6 +104,7 @@ class MysqlApplier:
 
     def close(self) -> None:
         forget(self._session, self._words)
+        self._session.execute(f"SET GLOBAL {self._name_of_workers} = %s", self._given)
 
     def _done(self, now: Standing) -> bool:
         if self._by_gtid:
@@ -144,7 +149,9 @@ class MysqlApplier:
             gtids=str(executed(self._session)))
 
     def _begins(self) -> int:
-        return int(self._session.query("SHOW GLOBAL STATUS LIKE 'Com_begin'")[0][1])
+        """Those of XA transactions are counted apart."""
+        return sum(int(row[1]) for row in self._session.query(
+            "SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_begin', 'Com_xa_start')"))
 
 
 def executed(session: Session) -> MysqlGtids:

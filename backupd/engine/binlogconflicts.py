@@ -14,6 +14,8 @@ A later transaction conflicts when
   images without some columns, so that this cannot be seen;
 - it or an excluded one changes the definition of a table that the other touches, or changes that table's data by a
   statement;
+- it changes data by a statement, of whatever table: it may read what the excluded one changed (a query, a function, a
+  trigger), and nothing in the log tells;
 - it ends an XA transaction that an excluded one prepared.
 
 It is no conflict that it inserts a row which an excluded one deleted, or a key which an excluded one changed: whether
@@ -55,6 +57,8 @@ class Conflicts:
     def __init__(self, excluded: Collection[str], *, images_at_most: int = IMAGES_AT_MOST) -> None:
         self._excluded = frozenset(excluded)
         self._met: set[str] = set()
+        self._begun = ""
+        """The first excluded transaction that was seen to do something."""
         self._room = images_at_most
         self._rows: dict[_Table, str] = {}
         """Tables whose rows an excluded transaction changed, and its GTID."""
@@ -98,6 +102,7 @@ class Conflicts:
         name = _table(table.schema, table.name)
         self._now = gtid, start, name
         if gtid in self._excluded:
+            self._begun = self._begun or gtid
             self._rows.setdefault(name, gtid)
             return True
         shown = f"{table.schema}.{table.name}"
@@ -123,6 +128,7 @@ class Conflicts:
         if start < self._since:
             return
         if gtid in self._excluded:
+            self._begun = self._begun or gtid
             if done.wild:
                 self._wild = gtid
             for change in done.changes:
@@ -137,6 +143,10 @@ class Conflicts:
             if by := self._touched(change):
                 shown = f"{change.schema}.{change.name}" if change.name else change.schema
                 self._conflict(gtid, start, by, shown, f"it is a statement about something that {by} changes")
+        if done.data and (by := self._begun):
+            shown = next((f"{change.schema}.{change.name}" for change in done.changes if change.name), "")
+            self._conflict(gtid, start, by, shown, "it changes data by a statement, not rows: that may read what "
+                                                   f"{by} changed, and would do something else without it")
 
     # --- what follows from it
 

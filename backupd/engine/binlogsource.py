@@ -17,6 +17,7 @@ from backupd.engine.dialect import Dialect, dialect_of
 from backupd.engine.history import current_lsn
 from backupd.engine.probe import flavour_of, read_dialect
 from backupd.model.errors import RefusedError, ServerError
+from backupd.model.gtid import plus
 from backupd.model.server import Flavour, Position, Version
 
 _NO_BINARY_LOG = 1381
@@ -24,6 +25,10 @@ _NO_SUCH_FILE = 1220
 _ANSWER_SECONDS = 10.0
 _DURABLE = ("Innodb_lsn_flushed", "Innodb_redo_log_flushed_to_disk_lsn")
 """MariaDB and Percona Server; MySQL from 8.0.30 on."""
+
+
+class UnloggedError(RefusedError):
+    """The server writes no binary log: what it commits now will be in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,7 @@ class Expiry:
 
 class BinlogSource:
     """One server, asked again and again. ``marker``: gives the id of the restore that a local datadir (its path) came
-    from, "" for none. All methods raise ServerError; ``look`` RefusedError where no binary log is written."""
+    from, "" for none. All methods raise ServerError; ``look`` UnloggedError where no binary log is written."""
 
     def __init__(self, connection: Connection, *, marker: Callable[[str], str] = lambda _datadir: "") -> None:
         self.connection = replace(connection, answer_timeout=connection.answer_timeout or _ANSWER_SECONDS)
@@ -103,10 +108,15 @@ class BinlogSource:
                 history=_history(session, flavour, position), marker=self._marker(variables.get("datadir", "")))
 
     def previous_gtids(self, name: str) -> str | None:
-        """Everything that was executed before the file ``name``, as it says itself; None where it is not there, or says
-        nothing."""
+        """Everything that was executed before the file ``name``; None where it is not there, or says nothing.
+
+        It tells what older files held. What came with the data when a MySQL server was made from a backup is in no file,
+        but in gtid_purged, with what was in files that are gone: both were executed before every file that is there.
+        """
         with self.connection.connect() as session:
-            return _previous_gtids(session, name)
+            told = _previous_gtids(session, name)
+            purged = session.records("SHOW GLOBAL VARIABLES LIKE 'gtid_purged'") if told is not None else []
+            return plus(told or "", re.sub(r"\s+", "", str(purged[0]["Value"])), mariadb=False) if purged else told
 
     def expiry(self) -> Expiry:
         """What makes the server remove logs by itself."""
@@ -177,10 +187,10 @@ def _logs(session: Session) -> tuple[ListedLog, ...]:
     return tuple(found)
 
 
-def _no_binary_log(address: str) -> RefusedError:
-    return RefusedError(f"the server at {address} writes no binary log, so there is nothing to stream",
-                        hint="set log_bin in the server's configuration and restart it, or take `binlog` out of the"
-                        " policy")
+def _no_binary_log(address: str) -> UnloggedError:
+    return UnloggedError(f"the server at {address} writes no binary log, so there is nothing to stream",
+                         hint="set log_bin in the server's configuration and restart it, or take `binlog` out of the"
+                         " policy; what it commits meanwhile cannot be recovered before the next full backup")
 
 
 def _previous_gtids(session: Session, name: str) -> str | None:

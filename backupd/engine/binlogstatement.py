@@ -19,10 +19,19 @@ _TOKEN = re.compile(
     r"""\s+ | --(?=\s)[^\n]* | \#[^\n]* | /\*M?!\d* | /\*.*?(?:\*/|\Z) | \*/
       | (?P<quoted>`(?:[^`]++|``)*+`) | (?P<text>'(?:[^'\\]++|\\.|'')*+'?) | (?P<double>"(?:[^"\\]++|\\.|"")*+"?)
       | (?P<word>[\w$]+) | (?P<mark>.)""", re.VERBOSE | re.DOTALL)
-_SECRET = re.compile(
-    r"""(\b(?:BY(?:\s+PASSWORD)?|AS|USING|REPLACE|VIA\s+\w+|\w*PASSWORD\s*[(=]?|FOR\s+\S+\s*=)\s*)
-        ('(?:[^'\\]++|\\.|'')*+'?|"(?:[^"\\]++|\\.|"")*+"?|0x[0-9a-f]+)""", re.VERBOSE | re.IGNORECASE)
-_MAY_HOLD_SECRETS = re.compile(r"IDENTIFIED|PASSWORD", re.IGNORECASE)
+_REVEALING = (r"PASSW|PASSPHRASE|SECRET|CREDENTIAL|TOKEN|AUTH(?:ENTICATION)?_STRING|"
+                 r"(?:API|PRIVATE|ENCRYPTION|CRYPT)_?KEY")
+_MAY_HOLD_SECRETS = re.compile(
+    rf"{_REVEALING}|PWD|PASS|IDENTIFIED|CONNECTION|OPTION_LIST|CRYPT|CODE|MD5|SHA|://", re.IGNORECASE)
+_NAMES_SECRET = re.compile(
+    rf"{_REVEALING}|(?:^|_)(?:PWD|PASS)(?:$|_)|^(?:IDENTIFIED|CONNECTION|OPTION_LIST)$", re.IGNORECASE)
+"""What stands behind such a word, up to the next comma, is a secret or may hold one."""
+_TAKES_SECRET = re.compile(r"(?:\w*(?:EN|DE)CRYPT|(?:EN|DE)CODE|MD5|SHA[12]?)$", re.IGNORECASE)
+"""Functions of whose values a key or a password may be one."""
+_TELLS_SECRET = re.compile(
+    rf"{_REVEALING}|\bPWD\b|IDENTIFIED\s+(?:BY|WITH|VIA)|://[^/\s]*:[^/\s]*@", re.IGNORECASE)
+"""Text with a secret inside, as the connections of tables have it."""
+_BENT = re.compile(r"""\\['"]""")
 _LEADING = frozenset({"OR", "REPLACE", "ONLINE", "OFFLINE", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "IGNORE",
                       "TEMPORARY", "ALGORITHM", "DEFINER", "SQL", "SECURITY", "INVOKER", "UNDEFINED", "MERGE",
                       "TEMPTABLE", "AGGREGATE"})
@@ -42,7 +51,7 @@ _JOIN = frozenset({"JOIN", "STRAIGHT_JOIN", ",", "FROM", "USING"})
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """``data``: does it change rows by a statement? ``wild``: of tables that are not known. ``temporary``: does it make
+    """``data``: does it change rows, or fill a new table, by a statement? ``wild``: of tables that are not known. ``temporary``: does it make
     or drop a temporary table? ``load``: LOAD DATA."""
 
     changes: tuple[Change, ...]
@@ -66,8 +75,91 @@ class _Token:
 
 
 def masked(text: str) -> str:
-    """The statement without passwords and their hashes."""
-    return _SECRET.sub(r"\1'***'", text) if _MAY_HOLD_SECRETS.search(text) else text
+    """The statement without passwords, their hashes and keys, so far as a statement is looked at. When in doubt a
+    value is left out: which table was touched is what a search is for."""
+    text = text[:READ_AT_MOST]
+    return "".join(_masked(text)) if _MAY_HOLD_SECRETS.search(text) else text
+
+
+def _masked(text: str) -> Iterator[str]:
+    reader = _SecretReader()
+    for match in _TOKEN.finditer(text):
+        kind, found = match.lastgroup or "comment", match.group()
+        if not reader.is_secret(kind, found):
+            yield found
+        elif kind == "comment":
+            yield "/* *** */"
+        elif _BENT.search(text):
+            yield "'***' ..."  # where such a string ends depends on the server's SQL mode
+            return
+        else:
+            yield "'***'"
+
+
+class _SecretReader:
+    """Goes through a statement token by token."""
+
+    def __init__(self) -> None:
+        self._first: list[str] = []
+        """The first two words."""
+        self._before = ""
+        self._depth = 0
+        self._named: int | None = None
+        """How deep in parentheses the name of a secret stood, None when what comes is none."""
+        self._inside: int | None = None
+        """The same of a function that takes one."""
+        self._everything = False
+
+    def is_secret(self, kind: str, found: str) -> bool:
+        if kind == "comment":
+            return bool(_TELLS_SECRET.search(found))
+        word = found.upper() if kind == "word" else ""
+        hidden = self._hides(kind, found, word)
+        if kind == "mark":
+            self._pass_mark(found)
+        elif word == "REQUIRE" or (word == "FOR" and self._sets_password):
+            self._named = None
+        elif word and _TAKES_SECRET.match(word):
+            self._inside = self._depth if self._inside is None else self._inside
+        elif kind != "text" and not hidden and _NAMES_SECRET.search(found.strip('`"')):
+            self._named = self._depth if self._named is None else self._named
+            self._everything |= self._first[:1] in (["INSERT"], ["REPLACE"])
+        if word and len(self._first) < 2:
+            self._first.append(word)
+        self._before = word or found
+        return hidden
+
+    @property
+    def _sets_password(self) -> bool:
+        return self._first == ["SET", "PASSWORD"]
+
+    def _hides(self, kind: str, found: str, word: str) -> bool:
+        expected = self._everything or self._named is not None or self._inside is not None
+        if kind in {"text", "double"}:
+            plugin = self._before in {"WITH", "VIA", "OR"} and not self._everything
+            return (expected and not plugin) or bool(_TELLS_SECRET.search(found) and not _is_name(found))
+        return expected and (word.startswith("0X") or (word[:1].isdigit() and self._before == "="))
+
+    def _pass_mark(self, found: str) -> None:
+        if found == ";":
+            self._first, self._named, self._inside, self._everything = [], None, None, False
+        elif found == "=" and self._sets_password:
+            self._named = self._depth
+        elif found in {"(", ")"}:
+            self._depth += 1 if found == "(" else -1
+            if self._named is not None and self._depth < self._named:
+                self._named = None
+            if self._inside is not None and self._depth <= self._inside:
+                self._inside = None
+        elif self._inside == self._depth:
+            self._inside = None  # no function after all
+        if found == "," and self._named is not None and self._depth <= self._named:
+            self._named = None
+
+
+def _is_name(quoted: str) -> bool:
+    """May it be the name of a column, in quotes?"""
+    return quoted[0] == '"' and quoted[1:-1].replace("_", "").isalnum()
 
 
 def effect(text: str, schema: str) -> Effect:
@@ -157,10 +249,11 @@ def _definition(kind: ChangeKind, tokens: list[_Token], schema: str) -> Effect:
         names = _listed(rest, schema)
         if kind is not ChangeKind.DROP:
             names = names[:1]
+        filled = kind is ChangeKind.CREATE and what == "TABLE" and _is_filled(rest)
         if temporary:
-            return Effect(_changes(names, ChangeKind.OTHER), temporary=True)
+            return Effect(_changes(names, ChangeKind.OTHER), data=filled, temporary=True)
         renamed = _renamed(rest, schema) if kind is ChangeKind.ALTER else []
-        return Effect(_changes(names, kind) + _changes(renamed, ChangeKind.RENAME))
+        return Effect(_changes(names, kind) + _changes(renamed, ChangeKind.RENAME), data=filled)
     if what in _OF_DATABASE:
         named = rest and rest[0].name and rest[0].word not in {"CHARACTER", "DEFAULT", "COLLATE", "CHARSET"}
         return Effect((Change(rest[0].text if named else schema, "", kind),))
@@ -169,6 +262,12 @@ def _definition(kind: ChangeKind, tokens: list[_Token], schema: str) -> Effect:
         meant = ChangeKind.ALTER if what == "INDEX" else ChangeKind.OTHER
         return Effect(_changes(_listed(rest[on + 1:], schema)[:1], meant) or _other(schema))
     return Effect(_other("" if what in _ACCOUNTS else schema))
+
+
+def _is_filled(rest: list[_Token]) -> bool:
+    """Does what stands behind CREATE TABLE fill it from a query?"""
+    return any((token.word == "SELECT" or (token.word == "TABLE" and at)) and rest[at - 1].word != "."
+               for at, token in enumerate(rest))
 
 
 def _after_account(tokens: list[_Token], at: int) -> int:

@@ -96,9 +96,12 @@ class Clone:
     def capture(self, request: CaptureRequest) -> CloneCapture:
         return CloneCapture(self._tool, request)
 
-    def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:  # noqa: ARG002 - nothing to prepare
+    def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:  # noqa: ARG002 - nothing is run
+        """Makes a folder that no clone has: in it a server describes the tables of plugins that are loaded while it
+        runs, such as CLONE's own, and without it they cannot be loaded (error 1123)."""
         if increments:
             raise RefusedError("a clone has no increments", hint="restore the full backup alone")
+        (base / "performance_schema").mkdir(mode=0o700, exist_ok=True)
         return ()
 
     def verify_prepared(self, base: Path, receipts: Receipts, logs: Sequence[str]) -> None:  # noqa: ARG002 - nothing was run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from backupd.engine.installation import server_options
@@ -31,4 +32,8 @@ def initialise(
         arguments = ["--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=normal", *arguments]
     else:
         arguments = ["--initialize-insecure", *arguments]
-    run(Command((program, "--no-defaults", f"--datadir={datadir}", *as_user, *arguments)), timeout=START_SECONDS)
+    # Any server that starts removes what it takes for left over by a crash from the temporary folder that it shares.
+    with tempfile.TemporaryDirectory(prefix="backupd-") as temporary:
+        give(Path(temporary), user)
+        run(Command((program, "--no-defaults", f"--datadir={datadir}", *as_user, *arguments),
+                    env={"TMPDIR": temporary}), timeout=START_SECONDS)

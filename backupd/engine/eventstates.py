@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from backupd.engine.client import Session, quote_name
@@ -40,13 +41,17 @@ Key = tuple[str, str]
 """Schema and name, in lower case: names of events know no case."""
 
 _TOKEN = re.compile(
-    r"""/\*!\d*|\*/|/\*.*?\*/|\#[^\n]*|--[ \t][^\n]*       # versioned comments are read, others are not
+    r"""/\*M?!\d*|\*/|/\*.*?\*/|\#[^\n]*|--(?=\s|\Z)[^\n]*  # versioned comments are read, others are not
     |`(?:[^`]|``)*`|"(?:[^"\\]|\\.|"")*"|'(?:[^'\\]|\\.|'')*'
     |[\w$\u0080-\uffff]+|\S""",
     re.VERBOSE | re.DOTALL,
 )
 _IN_TABLE = "SELECT db, name, status, originator FROM mysql.event"
 _IN_DICTIONARY = "SELECT EVENT_SCHEMA, EVENT_NAME, STATUS, ORIGINATOR FROM information_schema.EVENTS"
+_ONCE_IN_TABLE = "SELECT db, name FROM mysql.event WHERE status = 'ENABLED' AND execute_at <= %s"  # in UTC
+_ONCE_IN_DICTIONARY = ("SELECT EVENT_SCHEMA, EVENT_NAME FROM information_schema.EVENTS "
+                       "WHERE EVENT_TYPE = 'ONE TIME' AND STATUS = 'ENABLED' "
+                       "AND CONVERT_TZ(EXECUTE_AT, TIME_ZONE, '+00:00') <= %s")
 
 
 def read_events(session: Session, *, in_table: bool) -> dict[Key, Event]:
@@ -65,7 +70,7 @@ def after(before: Mapping[Key, Event], statements: Iterable[Statement]) -> dict[
     known = dict(before)
     touched: set[Key] = set()
     for statement in statements:
-        words = list(_words(statement.text))
+        words = _without_variables(list(_words(statement.text)))
         verb = _upper(words, 0)
         if verb == "DROP" and _upper(words, 1) in ("DATABASE", "SCHEMA"):
             schema = _name(words, _after_condition(words, 2))[1].lower()
@@ -75,22 +80,73 @@ def after(before: Mapping[Key, Event], statements: Iterable[Statement]) -> dict[
     return {key: known[key] for key in touched if key in known}
 
 
-def give_back(session: Session, wanted: Mapping[Key, Event], *, in_table: bool) -> tuple[str, ...]:
-    """Set the state of each event of ``wanted`` that has another one now; gives ``schema.name: state`` for each.
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """``told``: ``schema.name: state`` of each event whose state was changed. ``warnings``: in words."""
+
+    told: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def settle(session: Session, before: Mapping[Key, Event], wanted: Mapping[Key, Event], *, in_table: bool,
+           ran_until: datetime | None) -> Settled:
+    """Give each event of ``wanted`` its state. One that the applier disabled though nothing in ``wanted`` accounts for
+    it gets the state that it had ``before``, with a warning. One-time events whose time lies before ``ran_until`` have
+    run at the source, which disables or drops them then and logs neither: they are disabled (None: there are none).
     Raises ServerError."""
+    given = {key: (event.state, event.server_id) for key, event in wanted.items()}
     present = read_events(session, in_table=in_table)
+    unsure, lost = [], []
+    for key, now in sorted(present.items()):
+        old = before.get(key)
+        if now.state is not EventState.ELSEWHERE or key in given or (old and old.state is EventState.ELSEWHERE):
+            continue
+        if old is None:
+            lost.append(f"{now.schema}.{now.name}")
+        else:
+            given[key] = old.state, old.server_id
+            unsure.append(f"{now.schema}.{now.name}: {old.state.lower()}")
+    told = _give(session, present, given, in_table=in_table)
+    ran = _ran(session, ran_until, in_table=in_table) if ran_until else ()
+    present = read_events(session, in_table=in_table)
+    told += _give(session, present, {key: (EventState.DISABLED, present[key].server_id) for key in ran},
+                  in_table=in_table)
+    warnings = []
+    if unsure:
+        warnings.append(f"a statement that was not understood changed these scheduled events, and they have the state "
+                        f"that they had in the backup; compare them with what is meant: {', '.join(unsure)}")
+    if lost:
+        warnings.append(f"these scheduled events are disabled, because the logs do not tell whether they were enabled: "
+                        f"{', '.join(lost)} (ALTER EVENT ... ENABLE turns one on)")
+    if ran:
+        names = ", ".join(f"{present[key].schema}.{present[key].name}" for key in ran)
+        warnings.append(f"these one-time events had their time before the stop and were disabled, so that they do not "
+                        f"run a second time: {names}")
+    last = {line.rpartition(":")[0]: line for line in told}
+    return Settled(tuple(last.values()), tuple(warnings))
+
+
+def _give(session: Session, present: Mapping[Key, Event], wanted: Mapping[Key, tuple[EventState, int]], *,
+          in_table: bool) -> tuple[str, ...]:
     told = []
-    for key, event in sorted(wanted.items()):
+    for key, (state, server_id) in sorted(wanted.items()):
         now = present.get(key)
-        if now is None or now.state is event.state:
+        if now is None or now.state is state:
             continue
         if in_table:
             session.execute("UPDATE mysql.event SET status = %s, originator = %s, modified = modified "
-                            "WHERE db = %s AND name = %s", str(event.state), event.server_id, now.schema, now.name)
+                            "WHERE db = %s AND name = %s", str(state), server_id, now.schema, now.name)
         else:
-            _alter(session, now, event.state)
-        told.append(f"{now.schema}.{now.name}: {event.state.lower()}")
+            _alter(session, now, state)
+        told.append(f"{now.schema}.{now.name}: {state.lower()}")
     return tuple(told)
+
+
+def _ran(session: Session, until: datetime, *, in_table: bool) -> tuple[Key, ...]:
+    """Enabled one-time events whose time was not after ``until``."""
+    rows = session.query(_ONCE_IN_TABLE if in_table else _ONCE_IN_DICTIONARY,
+                         until.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"))
+    return tuple(sorted(_key(str(schema), str(name)) for schema, name in rows))
 
 
 def _alter(session: Session, event: Event, state: EventState) -> None:
@@ -150,6 +206,14 @@ def _words(text: str) -> Iterator[str]:
         word = match[0]
         if not word.startswith(("/*", "*/", "#", "--")):
             yield word
+
+
+def _without_variables(words: list[str]) -> list[str]:
+    """Without MariaDB's SET STATEMENT variable = value, ... FOR, where it stands in front."""
+    if _upper(words, 0) != "SET" or _upper(words, 1) != "STATEMENT":
+        return words
+    at = next((at for at in range(len(words)) if _upper(words, at) == "FOR"), len(words) - 1)
+    return words[at + 1:]
 
 
 def _event_word(words: list[str]) -> int | None:

@@ -29,6 +29,7 @@ from backupd.engine.defaults import read_option_file
 from backupd.engine.installation import server_options
 from backupd.engine.receipts import BACKUP_CNF
 from backupd.engine.sandbox import confine, is_available
+from backupd.engine.sourcezone import HERE, Zone
 from backupd.model.errors import CancelledError, ToolError
 from backupd.process.command import Command, find_account
 from backupd.process.family import family
@@ -78,7 +79,8 @@ class ServerConfig:
     as root; with ``skip_grants`` off everything works that has to do with accounts and events. ``server_id`` 0: any.
     ``port``: listen there, too, on 127.0.0.1. ``log_bin``: write a binary log of this name into the datadir.
     ``network_of``: process of a confined server, whose private network this one shares: then 127.0.0.1 is reached by
-    these two alone. ``statements``: what is executed before anybody can connect; may hold passwords.
+    these two alone. ``statements``: what is executed before anybody can connect; may hold passwords. ``zone``: its
+    system time zone.
     """
 
     program: str
@@ -96,6 +98,7 @@ class ServerConfig:
     log_bin: str = ""
     network_of: int | None = None
     statements: Sequence[str] = field(default=(), repr=False)
+    zone: Zone = HERE
 
     @property
     def socket(self) -> Path:
@@ -235,6 +238,7 @@ class LaunchedServer:
         if config.own_account or config.statements:
             _write_private(config.init_file, "".join(f"{line};\n" for line in self._first_statements()), config.user)
         plain = Command((config.program, f"--defaults-file={config.directory / 'my.cnf'}"),
+                        env={"TZ": config.zone.name} if config.zone.name else {},
                         cwd=config.datadir, user=config.user if os.geteuid() == 0 else None)
         command = plain
         if self.sandboxed:

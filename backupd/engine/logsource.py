@@ -29,7 +29,7 @@ from backupd.engine.emptysystem import initialise
 from backupd.engine.launch import LaunchedServer, Options, ServerConfig, give
 from backupd.engine.logwalk import Walk
 from backupd.model.errors import RefusedError, ToolError
-from backupd.model.gtid import same
+from backupd.model.gtid import plus, same
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.command import Command, locate
 from backupd.process.folders import PASSABLE
@@ -119,11 +119,12 @@ def served_gtids(source: LaunchedServer, info: ServerInfo) -> tuple[str, str]:
         return _flat(first), _flat(last)
 
 
-def refuse_other_end(source: LaunchedServer, info: ServerInfo, gtids: str) -> None:
-    """Raises RefusedError when the served files do not end where ``gtids`` are executed."""
+def refuse_other_end(source: LaunchedServer, info: ServerInfo, gtids: str, *, start: str) -> None:
+    """Raises RefusedError when the served files do not end where ``gtids`` are executed. ``start``: what the copy has
+    executed; the files of a MySQL server that was made from a backup do not tell of all that is in its data."""
     mariadb = info.flavour is Flavour.MARIADB
     _first, last = served_gtids(source, info)
-    if not same(last, gtids, mariadb=mariadb):
+    if not same(last if mariadb else plus(start, last, mariadb=False), gtids, mariadb=mariadb):
         raise RefusedError(
             "the logs do not end where the replay is to stop",
             detail=f"they end at {last or 'no GTID'}, the stop is at {gtids or 'no GTID'}",

@@ -7,7 +7,7 @@ the servers. Neither checksums nor rows are looked at: the archive's scan did th
 
 from __future__ import annotations
 
-import re
+import bisect
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backupd.engine import binlogevents as events
+from backupd.engine.logwords import changes_data, may_concern_events
 from backupd.model.binlog import FIRST_EVENT
 from backupd.model.errors import DamagedError, RefusedError, StreamError
 from backupd.model.gtid import MariadbGtids
@@ -23,8 +24,8 @@ from backupd.model.server import Position
 _BEGINNINGS = (events.MARIADB_GTID, events.GTID, events.ANONYMOUS_GTID, events.TAGGED_GTID)
 _ENDINGS = (events.XID, events.XA_PREPARE, events.PAYLOAD)
 _QUERIES = (events.QUERY, events.QUERY_COMPRESSED)
-_LOOKED_AT = frozenset((*_BEGINNINGS, *_ENDINGS, *_QUERIES, events.GTID_LIST, events.START_ENCRYPTION, events.ROTATE,
-                        events.STOP, events.PREVIOUS_GTIDS))
+_LOOKED_AT = frozenset((*_BEGINNINGS, *_ENDINGS, *_QUERIES, events.EXECUTE_LOAD, events.GTID_LIST,
+                        events.START_ENCRYPTION, events.ROTATE, events.STOP, events.PREVIOUS_GTIDS))
 _STANDALONE, _XA_PREPARED, _XA_COMPLETED = 0x1, 0x40, 0x80
 _HEADER = events.HEADER
 _FIXED_PART = 13
@@ -32,8 +33,6 @@ _FIXED_PART = 13
 _BLOCK = 1024 * 1024
 _TEXT = 64 * 1024
 """Of a statement, at most: what it does to an event stands at its beginning."""
-_ABOUT_EVENTS = re.compile(r"[\s(]*(/\*.*?\*/\s*)*(CREATE|ALTER|DROP)\b.*?\b(EVENT|DATABASE|SCHEMA)\b",
-                           re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,14 @@ class Walk:
     """What the logs hold from the start to their end.
 
     ``transactions``: event groups, of them ``anonymous`` without a GTID; both 0 where the server marked none (MySQL
-    before 5.7 without GTIDs). ``begun``: how many begin with a BEGIN of their own.
+    before 5.7 without GTIDs). ``begun``: how many begin with a BEGIN or XA START of their own. ``last_at``: when the
+    last one did, in seconds, 0 for none. ``by_statement``: do statements change data, instead of rows?
     ``works``: is there anything to execute at all? ``server_ids``: of all events.
     MariaDB only: ``repeated``: how many more there are that were executed before the start; ``domains`` of the
     transactions; ``marks``: where files that came decrypted from a server say that they are encrypted (path and place
-    of the event); ``first`` is the state at the beginning of the first file, ``start`` at the start, ``end`` at the
-    end; ``before`` the state just before each transaction that was asked for.
+    of the event); ``twice``: GTIDs that occur more than once, so that they tell no place; ``first`` is the state at the
+    beginning of the first file, ``start`` at the start, ``end`` at the end; ``before`` the state just before each
+    transaction that was asked for.
     """
 
     mariadb: bool = False
@@ -65,9 +66,12 @@ class Walk:
     transactions: int = 0
     anonymous: int = 0
     begun: int = 0
+    last_at: int = 0
+    by_statement: bool = False
     repeated: int = 0
     domains: set[int] = field(default_factory=set)
     marks: list[tuple[Path, int]] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
     xa: bool = False
     works: bool = False
     server_ids: set[int] = field(default_factory=set)
@@ -105,6 +109,8 @@ class _Walker:
         self._found = Walk()
         self._state: dict[int, tuple[int, int]] = {}
         self._pending: dict[int, tuple[int, int]] = {}
+        self._seen = _Seen()
+        self._start_gtids = frozenset(start.gtid.replace(" ", "").split(","))
         self._started = not self._by_place
         self._skipping = self._open = self._grouped = False
         self._own_id = 0
@@ -116,14 +122,17 @@ class _Walker:
             first = self._format(path)
             if number == 0 and not found.mariadb:
                 self._begin_here()
-            for at, kind, server_id, event in _events(path, first):
+            for at, kind, when, server_id, event in _events(path, first):
                 if kind == events.GTID_LIST and number == 0:
-                    self._state = _gtid_list(event.body())
+                    listed = _gtid_list(event.body())
+                    for domain, gtid in listed:
+                        self._seen.add(domain, *gtid)
+                    self._state = dict(listed)  # the last one of each domain counts: the server writes it last
                     found.first = MariadbGtids(dict(self._state))
                     self._begin_here()
                 if number == 0 and self._by_place and not self._started and at >= self._start.pos:
                     self._reach(path, at)
-                self._take(path, at, kind, server_id, event)
+                self._take(path, at, kind, when, server_id, event)
             size = path.stat().st_size
             if number == 0 and self._by_place and not self._started:
                 self._reach(path, size)
@@ -166,6 +175,11 @@ class _Walker:
                 hint="transactions between the two are missing: nothing can be replayed")
         self._pending = {domain: gtid for domain, gtid in self._found.start.last.items()
                          if self._state.get(domain) != gtid}
+        if self._by_place and self._start.pos > FIRST_EVENT and self._pending.keys() & self._state.keys():
+            raise RefusedError(
+                f"{self._start.file}:{self._start.pos} and {self._found.start} are not the same place of these logs",
+                detail=f"they are at {here} there",
+                hint="nobody knows which of both the backup holds; test an older or a newer one")
 
     # -- events
 
@@ -183,7 +197,7 @@ class _Walker:
         self._own_id = told.server_id
         return told.end
 
-    def _take(self, path: Path, at: int, kind: int, server_id: int, event: _Event) -> None:
+    def _take(self, path: Path, at: int, kind: int, when: int, server_id: int, event: _Event) -> None:
         found = self._found
         if self._started:
             found.server_ids.add(server_id)
@@ -196,11 +210,14 @@ class _Walker:
                 self._mariadb_gtid(server_id, event.body())
             if self._counts:
                 found.transactions += 1
+                found.last_at = when
                 found.anonymous += kind == events.ANONYMOUS_GTID
             elif self._skipping and self._started:
                 found.repeated += 1
         elif kind in _QUERIES:
             self._query(kind, server_id, event)
+        elif kind == events.EXECUTE_LOAD:
+            found.by_statement |= self._counts
         elif kind in _ENDINGS:
             self._open = False
             found.xa |= kind == events.XA_PREPARE and self._counts
@@ -224,6 +241,8 @@ class _Walker:
         self._skipping = domain in self._pending
         if self._pending.get(domain) == gtid:
             del self._pending[domain]
+        if self._seen.add(domain, server_id, sequence) and (self._counts or name in self._start_gtids):
+            self._found.twice.append(name)
         if self._counts:
             self._found.domains.add(domain)
         self._found.xa |= self._counts and bool(flags & (_XA_PREPARED | _XA_COMPLETED))
@@ -238,7 +257,8 @@ class _Walker:
         elif not self._grouped or word.startswith(("COMMIT", "ROLLBACK", "XA COMMIT", "XA ROLLBACK")):
             self._open = word.startswith("ROLLBACK TO")
         self._found.xa |= self._counts and word.startswith("XA ")
-        if self._counts and _ABOUT_EVENTS.match(text):
+        self._found.by_statement |= self._counts and changes_data(text)
+        if self._counts and may_concern_events(text):
             self._found.statements.append(Statement(schema, text, server_id, server_id == self._own_id))
 
 
@@ -264,9 +284,28 @@ class _Event:
             return stream.read(want)
 
 
-def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, _Event]]:
-    """Place, type, server id and the rest of each event that matters, from byte ``at`` on. Rows and the like have the
-    server id of their transaction."""
+class _Seen:
+    """GTIDs of MariaDB that were met, as runs of sequence numbers: they grow by one as a rule."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[int, int], list[list[int]]] = {}
+
+    def add(self, domain: int, server_id: int, sequence: int) -> bool:
+        """Was it there already?"""
+        runs = self._runs.setdefault((domain, server_id), [])
+        at = len(runs) if not runs or sequence >= runs[-1][0] else bisect.bisect_right(runs, [sequence, 1 << 64])
+        if at and sequence <= runs[at - 1][1]:
+            return True
+        if at and sequence == runs[at - 1][1] + 1:
+            runs[at - 1][1] = sequence
+        else:
+            runs.insert(at, [sequence, sequence])
+        return False
+
+
+def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, int, _Event]]:
+    """Place, type, seconds, server id and the rest of each event that matters, from byte ``at`` on. Rows and the like
+    have the server id of their transaction."""
     size = path.stat().st_size
     base, block = at, memoryview(b"")
     unpack = _HEADER.unpack_from
@@ -276,23 +315,20 @@ def _events(path: Path, at: int) -> Iterator[tuple[int, int, int, _Event]]:
                 stream.seek(at)
                 base, block = at, memoryview(stream.read(_BLOCK))
             left = len(block) - (at - base)
-            _when, kind, server_id, length, _end, _flags = (
+            when, kind, server_id, length, _end, _flags = (
                 unpack(block, at - base) if left >= _HEADER.size else (0, 0, 0, 0, 0, 0))
             if length < _HEADER.size or at + length > size:
                 raise DamagedError("a binary log ends inside an event", [f"{path}:{at}"])
             if kind in _LOOKED_AT:
-                yield at, kind, server_id, _Event(path, at, length, block[at - base + _HEADER.size:at - base + length])
+                yield at, kind, when, server_id, _Event(
+                    path, at, length, block[at - base + _HEADER.size:at - base + length])
             at += length
 
 
-def _gtid_list(body: bytes) -> dict[int, tuple[int, int]]:
-    """The last one of each domain counts: the server writes it last."""
+def _gtid_list(body: bytes) -> list[tuple[int, tuple[int, int]]]:
     count = struct.unpack_from("<I", body)[0] & 0xFFFFFFF
-    found = {}
-    for number in range(count):
-        domain, server_id, sequence = struct.unpack_from("<IIQ", body, 4 + 16 * number)
-        found[domain] = (server_id, sequence)
-    return found
+    listed = (struct.unpack_from("<IIQ", body, 4 + 16 * number) for number in range(count))
+    return [(domain, (server_id, sequence)) for domain, server_id, sequence in listed]
 
 
 def _statement(body: bytes, checksum: int, *, compressed: bool) -> tuple[str, str]:

@@ -11,17 +11,24 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from backupd.engine.applier import hint_of_statement
 from backupd.engine.binlogtool import binlog_tool
 from backupd.engine.launch import LaunchedServer
 from backupd.engine.logwalk import Walk
 from backupd.engine.toolset import find_tool
-from backupd.model.errors import RefusedError
-from backupd.model.server import Flavour, Position, ServerInfo
+from backupd.model.errors import RefusedError, ToolError
+from backupd.model.server import Flavour, Position, ServerInfo, Version
 from backupd.process.command import Command
 from backupd.process.optionfile import option_file
 from backupd.process.pipeline import Pipeline
 
 _PACKET = "1G"
+_HAS_VERSIONING = Version(10, 3)
+_AS_A_REPLICA = "SET SESSION system_versioning_alter_history = KEEP"
+"""What the server's own applier has set: the source may have allowed it where the logs do not tell."""
+
+_NEITHER = ("neither way of replaying can do it exactly: restore to right before the GTID that occurs twice "
+            "(--to with its file and position), or from a backup that is newer")
 
 
 def refuse_inexact(info: ServerInfo, files: Sequence[Path], start: Position, found: Walk,
@@ -35,13 +42,15 @@ def refuse_inexact(info: ServerInfo, files: Sequence[Path], start: Position, fou
             reason = "mariadb-binlog cannot leave out single transactions"
         elif found.xa:
             reason = "the logs hold XA transactions, and one session cannot hold a prepared one and go on"
+        elif start.file != files[0].name and found.twice:
+            reason = f"the logs hold {', '.join(found.twice[:5])} twice, and the start is known by its GTID only"
         elif start.file != files[0].name and found.start.last != found.first.last:
             reason = f"the start {found.start} is known by its GTID only, and is not the beginning of {files[0].name}"
     elif start.file != files[0].name and found.anonymous:
         reason = "transactions without GTIDs can be replayed from a place in the first file only"
     if reason:
         raise RefusedError(f"this replay cannot go through the pipe: {reason}",
-                           hint="replay by the server's applier (--replay-with applier)")
+                           hint=_NEITHER if found.twice else "replay by the server's applier (--replay-with applier)")
 
 
 def replay_through_pipe(
@@ -64,10 +73,18 @@ def replay_through_pipe(
     client = find_tool(("mariadb", "mysql") if mariadb else ("mysql",), paths=programs,
                        hint="install the client programs of the server on this host").path
     place = [f"--start-position={start.pos}"] if start.file == files[0].name and start.pos else []
+    # Places count here, not GTIDs: these may come in any order, and twice.
+    reading = ["--loose-gtid-strict-mode=0"] if mariadb else []
+    session = [f"--init-command={_AS_A_REPLICA}"] if mariadb and info.version >= _HAS_VERSIONING else []
     with option_file(copy.connection.option_groups()) as options:
         commands = [
-            Command((reader, "--no-defaults", "--verify-binlog-checksum", *place, *map(str, files))),
-            Command((client, f"--defaults-file={options}", "--binary-mode", f"--max-allowed-packet={_PACKET}")),
+            Command((reader, "--no-defaults", "--verify-binlog-checksum", *reading, *place, *map(str, files))),
+            Command((client, f"--defaults-file={options}", "--binary-mode", f"--max-allowed-packet={_PACKET}",
+                     *session)),
         ]
-        with Pipeline(commands, cancel=cancel, log=log) as pipeline:
-            pipeline.drain()
+        try:
+            with Pipeline(commands, cancel=cancel, log=log) as pipeline:
+                pipeline.drain()
+        except ToolError as error:
+            error.hint = error.hint or hint_of_statement(error.detail)
+            raise

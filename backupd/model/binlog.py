@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from backupd.model.clock import format_time, parse_time
+from backupd.model.gtid import plus
 from backupd.model.server import Position
 
 INDEX_FORMAT = "backupd-index/1"
@@ -93,8 +94,10 @@ class Ending(StrEnum):
     """A Rotate event: the next file follows without a hole."""
     STOPPED = "stopped"
     """A Stop event: the server was shut down cleanly; the next file follows."""
+    CRASHED = "crashed"
+    """Neither, but nothing is missing: the server had begun the next file and listed this one with just this size."""
     CUT = "cut"
-    """Neither: the server crashed, or the file was lost before its end was copied."""
+    """Neither, and whether something followed in the file is not known: it was lost before its end was copied, say."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -188,7 +191,7 @@ class BranchReason(StrEnum):
     FAILOVER = "failover"
     LOST_TAIL = "lost-tail"
     UNKNOWN = "unknown"
-    """The source's files are not those that were archived, and nothing tells why."""
+    """The source's files do not go on from those that were archived; the branch's note says what is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,8 @@ class Branch:
     branch that it forked from and ``fork``: the last place, in the parent's writing, that both share; None where that
     is not known, and then nothing is recovered across the fork. ``names_go_on``: are the parent's files before
     ``first_number`` its own earlier files, too (a lost tail), so that places of both mean the same up to ``fork``?
+    ``baseline``: what a MySQL server had executed before the first file. Its files tell of what older files held, not
+    of what came with the data when the server was made from a backup (gtid_purged).
     """
 
     server: str
@@ -215,6 +220,11 @@ class Branch:
     fork: Position | None = None
     names_go_on: bool = False
     note: str = ""
+    baseline: str = ""
+
+    def executed(self, told: str) -> str:
+        """All that is executed at a place of the branch where its files tell of ``told``. Raises ValueError."""
+        return plus(self.baseline, told, mariadb=False) if self.baseline else told
 
     def file(self, number: int) -> str:
         """The name of a file; at least six digits, as servers write it."""
@@ -226,8 +236,8 @@ class Run:
     """Segments of one branch at one destination, from ``(first_number, first_pos)`` to ``(last_number, last_pos)``,
     without a hole between them. Sizes in bytes: ``size`` of the logs, ``stored`` sealed.
 
-    ``confirmed_at``: everything that the source had committed by then (its own clock) is in here, even where nothing
-    was committed lately; None when that was never asked. ``first_at``, ``last_at``: earliest and latest commit.
+    ``confirmed_at``: everything that the source had committed by then (its clock and ours) is in here, even where
+    nothing was committed lately; None when that was never asked. ``first_at``, ``last_at``: earliest and latest commit.
     ``ending``: of its last segment. While that is OPEN, more of the last file may follow, so the next file does not
     continue the run.
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import pairwise
 
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import Branch, Run
@@ -33,6 +34,15 @@ class Histories:
         for run in joined(runs):
             self._runs.setdefault(run.branch, []).append(run)
         self._starts = {name: [first_of(run) for run in found] for name, found in self._runs.items()}
+        self._since: dict[str, datetime | None] = {branch.id: branch.since for branch in self.branches[:1]}
+        for before, branch in pairwise(self.branches):
+            signs = [before.noticed_at, branch.since, self._last_sign(before, branch.noticed_at)]
+            self._since[branch.id] = max(sign for sign in signs if sign is not None)
+
+    @property
+    def server(self) -> str:
+        """Its name, for what people are told to call."""
+        return self.branches[0].server if self.branches else "SERVER"
 
     @property
     def current(self) -> Branch | None:
@@ -45,8 +55,16 @@ class Histories:
             raise NotFoundError(
                 f"this server has no branch {branch_id!r}",
                 detail="\n".join(f"{b.id}: {b.reason}, since {b.noticed_at:%Y-%m-%d %H:%M:%SZ}" for b in self.branches),
-                hint="leave out @branch for the present one; `backupd timeline SERVER` shows them all")
+                hint=f"leave out @branch for the present one; `backupd timeline {self.server}` shows them all")
         return found
+
+    def since(self, branch: Branch) -> datetime | None:
+        """Until when the branch before was certainly the server's present; None for the first one.
+
+        A branch says that itself, but whoever noticed it may have known old things only (a spool that was put back):
+        what was noticed and confirmed of the branch before counts, too.
+        """
+        return self._since[branch.id]
 
     def runs(self, branch_id: str) -> Sequence[Run]:
         """In log order, without a place in two of them."""
@@ -103,7 +121,7 @@ class Histories:
         index = max(bisect_right(self._noticed, backup.started_at) - 1, 0)
         found = [*self.branches[index:index + 1]]
         for later in self.branches[index + 1:]:
-            certain = later.since if later.since is not None else self._last_sign(found[-1], later.noticed_at)
+            certain = self.since(later)
             if certain is not None and backup.finished_at <= certain:
                 break
             found.append(later)

@@ -20,7 +20,7 @@ from backupd.model.server import Position
 from backupd.recovery.branches import Histories
 from backupd.recovery.runs import Place, executed, first_of, last_of, place_of, reaches, replayable_from, same_state
 
-_ELSE = "choose a target before it, or one after the next backup; `backupd timeline SERVER` shows what is recoverable"
+_ELSE = "choose a target before it, or one after the next backup; `backupd timeline {server}` shows what is recoverable"
 _OTHER = "choose a backup that was taken after the fork"
 
 
@@ -61,7 +61,7 @@ def route(base: BackupRecord, branch: Branch, stop: Stop, branches: Iterable[Bra
     if home is None:
         raise RefusedError(
             f"nothing can be replayed on backup {base.id}: it is not certain which history of the server it is of",
-            hint="choose another backup; `backupd timeline SERVER` shows from which ones a replay can begin")
+            hint=f"choose another backup; `backupd timeline {base.server}` shows from which ones a replay can begin")
     return way(histories, base.position, home, branch, stop.position)
 
 
@@ -210,7 +210,8 @@ def _prove_join(histories: Histories, one: Span, other: Span) -> None:
         raise RefusedError(
             f"the files of branch {other.branch} do not go on from those of branch {one.branch}",
             detail=f"executed at the end of the one: {before.gtids_after if before else ''}; "
-                   f"at the beginning of the other: {after.gtids_before if after else ''}", hint=_ELSE)
+                   f"at the beginning of the other: {after.gtids_before if after else ''}",
+            hint=_ELSE.format(server=histories.server))
 
 
 def _where_executed(histories: Histories, branch: Branch, first: Place, gtids: str) -> Place:
@@ -228,7 +229,7 @@ def hole(histories: Histories, branch: Branch, first: Place, run: Run | None) ->
     there = f"{branch.file(after[0])}:{after[1]}"
     if before is None:
         return RefusedError(f"the binary logs of branch {branch.id} are archived up to {there} only",
-                            detail=f"gap: after {there}, nothing follows", hint=_ELSE)
+                            detail=f"gap: after {there}, nothing follows", hint=_ELSE.format(server=histories.server))
     resumes = f"{branch.file(before.first_number)}:{before.first_pos}"
     return RefusedError(f"the binary logs of branch {branch.id} between {there} and {resumes} are not there",
-                        detail=f"gap: after {there}, before {resumes}", hint=_ELSE)
+                        detail=f"gap: after {there}, before {resumes}", hint=_ELSE.format(server=histories.server))

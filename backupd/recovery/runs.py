@@ -1,8 +1,9 @@
 """Runs: archived binary logs folded, so that a million segments are a few hundred values. Pure.
 
-What proves that one file follows another: their numbers, that the first one has ended, and, where the server writes
-GTIDs, that everything executed at the end of the one is what was executed at the beginning of the other. Within one
-file the bytes themselves prove it.
+What proves that one file follows another: their numbers, that the first one has ended and is known to be whole, and,
+where the server writes GTIDs, that everything executed at the end of the one is what was executed at the beginning of
+the other. Where nobody knows whether the first one is whole (``Ending.CUT``), GTIDs alone prove it. Within one file the
+bytes themselves do.
 """
 
 from __future__ import annotations
@@ -43,8 +44,13 @@ def replayable_from(run: Run) -> Place:
 
 def reaches(run: Run, place: Place) -> bool:
     """Is everything up to ``place`` in it? The beginning of a file is where the file before has ended."""
-    after_whole_file = place[1] == 0 and place[0] == run.last_number + 1 and run.ending is not Ending.OPEN
+    after_whole_file = place[1] == 0 and place[0] == run.last_number + 1 and _may_be_whole(run)
     return place <= last_of(run) or after_whole_file
+
+
+def _may_be_whole(run: Run) -> bool:
+    """Has its last file ended, and can what comes next prove, or need not, that nothing followed in it?"""
+    return run.ending is not Ending.OPEN and (run.ending is not Ending.CUT or bool(run.gtids_after))
 
 
 def executed(one: str, other: str) -> bool:
@@ -82,7 +88,7 @@ def follows(one: Run, other: Run) -> bool:
     if first_of(other) <= last_of(one):
         return True
     next_file = other.first_number == one.last_number + 1 and other.first_pos == 0
-    return next_file and one.ending is not Ending.OPEN and same_state(one.gtids_after, other.gtids_before)
+    return next_file and _may_be_whole(one) and same_state(one.gtids_after, other.gtids_before)
 
 
 def linked(one: Run, other: Run) -> Run:

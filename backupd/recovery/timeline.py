@@ -19,7 +19,7 @@ from backupd.model.server import Position
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import restorable
 from backupd.recovery.runs import Place, first_of, last_of, parted, place_of
-from backupd.recovery.windows import Window, windows
+from backupd.recovery.windows import Window, abandoned, windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +33,25 @@ class Objectives:
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How far one destination alone goes: to ``latest`` (None: nothing can be restored from it), that is ``behind``
-    what all of them together hold, and ``rpo``: the age of that moment."""
+    what all of them together hold, and ``rpo``: the age of that moment. ``trouble``: why it cannot be read or written,
+    or is late, as far as the stream told; "" where it told of none."""
 
     name: str
     latest: datetime | None
     behind: timedelta | None
     rpo: timedelta | None
+    trouble: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "latest": _time(self.latest), "behind_seconds": _seconds(self.behind),
-                "rpo_seconds": _seconds(self.rpo)}
+                "rpo_seconds": _seconds(self.rpo), "trouble": self.trouble}
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """``windows`` by branch and time, the one that ends at ``latest`` is the last. ``gaps``: at no destination, or at
-    the one that they name. ``predicted_rto``: of a restore to the latest moment; None where there is none."""
+    the one that they name. ``predicted_rto``: of a restore to the latest moment; None where there is none.
+    ``warnings``: what makes the end of it doubtful."""
 
     server: str
     now: datetime
@@ -59,6 +62,7 @@ class Timeline:
     last_proof: Proof | None = None
     predicted_rto: timedelta | None = None
     objectives: Objectives = field(default_factory=Objectives)
+    warnings: tuple[str, ...] = ()
 
     @property
     def latest(self) -> datetime | None:
@@ -91,7 +95,7 @@ class Timeline:
             "server": self.server, "at": format_time(self.now),
             "windows": [_window_json(window) for window in self.windows],
             "gaps": [_gap_json(gap) for gap in self.gaps],
-            "latest": _time(self.latest),
+            "latest": _time(self.latest), "warnings": list(self.warnings),
             "destinations": [reach.as_json() for reach in self.destinations],
             "branches": [
                 {"id": branch.id, "reason": str(branch.reason), "from": format_time(branch.noticed_at),
@@ -109,10 +113,10 @@ class Timeline:
 def timeline(
     server: str, backups: Iterable[BackupRecord], branches: Iterable[Branch], runs: Iterable[Run],
     gaps: Iterable[Gap] = (), *, now: datetime, proofs: Iterable[Proof] = (), predicted_rto: timedelta | None = None,
-    objectives: Objectives | None = None,
+    objectives: Objectives | None = None, troubles: Mapping[str, str] | None = None, warnings: Iterable[str] = (),
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
-    to the latest moment (restore.planner tells it)."""
+    to the latest moment (restore.planner tells it). ``troubles``: of destinations, ``warnings``: of the stream."""
     own_gaps = [gap for gap in gaps if gap.server == server]
     pieces = parted([run for run in runs if run.server == server], own_gaps)
     known = [branch for branch in branches if branch.server == server]
@@ -122,17 +126,30 @@ def timeline(
                                 *(run.destination for run in pieces)]))
     together = Histories(known, pieces)
     found = windows(together, usable, now=now)
-    latest = found[-1].end if found else None
+    known = [replace(branch, since=together.since(branch)) for branch in together.branches]
     alone = {name: Histories(known, [run for run in pieces if run.destination == name]) for name in names}
     reached = {name: windows(alone[name], [backup for backup in usable if name in held[backup.id]], now=now)
                for name in names}
+    reaches = [_reach(name, reached[name], found, now, (troubles or {}).get(name, "")) for name in names]
     return Timeline(
         server=server, now=now, windows=tuple(_placed(found, reached, held)),
         gaps=tuple(_gaps(together, alone, own_gaps, now)),
-        destinations=tuple(_reach(name, reached[name], latest, now) for name in names), branches=together.branches,
+        destinations=tuple(reaches), branches=tuple(known),
         last_proof=max((proof for proof in proofs if proof.server == server), key=lambda proof: proof.finished_at,
                        default=None),
-        predicted_rto=predicted_rto, objectives=objectives or Objectives())
+        predicted_rto=predicted_rto, objectives=objectives or Objectives(),
+        warnings=tuple(_warnings(together, found, reaches, troubles or {}, warnings)))
+
+
+def _warnings(histories: Histories, found: Sequence[Window], reaches: Sequence[Reach], troubles: Mapping[str, str],
+              told: Iterable[str]) -> Iterator[str]:
+    if found and (why := abandoned(histories, found[-1])):
+        yield f"recoverable up to {format_time(found[-1].end)}, but {why}"
+    yield from told
+    yield from (f"destination {name}: {trouble}" for name, trouble in troubles.items())
+    last = [reach for reach in reaches if reach.behind == timedelta(0)]
+    if last and all(reach.trouble for reach in last):
+        yield f"the latest moment can be restored from nowhere else than {', '.join(reach.name for reach in last)}"
 
 
 def _held(usable: Sequence[BackupRecord]) -> Mapping[str, frozenset[str]]:
@@ -173,11 +190,15 @@ def _meets(spans: Sequence[tuple[datetime, datetime]], window: Window) -> bool:
     return index >= 0 and spans[index][1] >= window.begin
 
 
-def _reach(name: str, found: Sequence[Window], latest: datetime | None, now: datetime) -> Reach:
-    end = found[-1].end if found else None
-    if end is None or latest is None:
-        return Reach(name, None, None, None)
-    return Reach(name, end, max(latest - end, timedelta()), max(now - end, timedelta()))
+def _reach(name: str, alone: Sequence[Window], together: Sequence[Window], now: datetime, trouble: str) -> Reach:
+    if not alone or not together:
+        return Reach(name, None, None, None, trouble)
+    last = alone[-1]
+    end = last.end
+    same = [window for window in together if window.branch == last.branch]
+    if not any(window.holds(end) for window in same):  # what was asked of another destination is known of all of them
+        end = max((window.end for window in same if last.begin <= window.end <= end), default=end)
+    return Reach(name, end, max(together[-1].end - end, timedelta()), max(now - end, timedelta()), trouble)
 
 
 def _gaps(together: Histories, alone: Mapping[str, Histories], recorded: Sequence[Gap], now: datetime) -> Iterator[Gap]:

@@ -1,9 +1,9 @@
 """Windows: the moments that a server can be recovered to, and what interrupts them. Pure.
 
 A window begins at the moment of a backup that a replay can begin from and reaches as far as the logs behind it are
-archived without a hole. How far that is, the server itself has confirmed ("everything committed by then is in here"),
-or the latest commit in the logs tells, itself excluded, since others of that very moment may be missing. A backup that
-nothing can be replayed on is a window of one moment.
+archived without a hole. How far that is, was confirmed when the server was asked ("everything committed by then is in
+here"). Only where it never was, the latest commit in the logs tells, itself excluded, since others of that very moment
+may be missing. A backup that nothing can be replayed on is a window of one moment.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import Branch, Run
+from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
 from backupd.model.server import Position
 from backupd.recovery.branches import Histories
@@ -21,8 +22,9 @@ from backupd.recovery.route import way
 from backupd.recovery.runs import last_of, place_of
 
 _INSTANT = timedelta(microseconds=1)
-_SKEW = timedelta(hours=1)
-"""A server's clock that is further ahead than that is wrong, and what it confirmed says nothing."""
+_SKEW = timedelta(seconds=10)
+"""Two hosts of ours may differ by so much, and reading a catalog may take as long. What was confirmed at a moment that
+is further ahead was told by a clock that was wrong, and says nothing."""
 _TRIES = 8
 
 
@@ -43,6 +45,30 @@ class Window:
 
     def holds(self, moment: datetime) -> bool:
         return self.begin <= moment <= self.end
+
+
+def complete_until(run: Run, now: datetime) -> datetime | None:
+    """The moment by which everything that was committed is in ``run``; None where nothing tells.
+
+    A session may stamp its transactions with any time, so one stamp shows nothing of when the archive ends: what was
+    confirmed counts, and where something was, nothing else does. Where the server was never asked (the catalog was made
+    anew from a destination) the latest stamp has to do. One in the future is certainly none of a commit; and when a
+    segment was stored, which would bound it closer, no run knows.
+    """
+    if run.confirmed_at is not None:
+        return min(run.confirmed_at, now) if run.confirmed_at <= now + _SKEW else None
+    return run.last_at - _INSTANT if run.last_at is not None and run.last_at <= now else None
+
+
+def abandoned(histories: Histories, latest: Window) -> str:
+    """Why ``latest``, the last of all windows, is not of the server's present history; "" where it is, as far as is
+    known."""
+    present = histories.current
+    if present is None or latest.branch == present.id or (not latest.branch and latest.begin >= present.noticed_at):
+        return ""
+    return (f"this is not the server's present history: since {format_time(present.noticed_at)} it goes on as branch "
+            f"{present.id} ({present.reason}), of which nothing can be restored yet; take a full backup now: "
+            f"backupd backup {present.server} --kind full")
 
 
 def windows(histories: Histories, bases: Sequence[BackupRecord], *, now: datetime) -> tuple[Window, ...]:
@@ -97,10 +123,7 @@ def _why_a_point(histories: Histories, base: BackupRecord, branch: Branch | None
 
 def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple[datetime, str]:
     """Until when a run reaches, and why no further."""
-    never = datetime.min.replace(tzinfo=now.tzinfo)
-    known = [run.confirmed_at or never, run.last_at - _INSTANT if run.last_at is not None else never]
-    end = max((at for at in known if at <= now + _SKEW), default=never)
-    end = min(end, now)
+    end = complete_until(run, now) or datetime.min.replace(tzinfo=now.tzinfo)
     there = f"{branch.file(run.last_number)}:{run.last_pos}"
     following = histories.run_after(branch.id, last_of(run))
     if following is not None:
@@ -114,6 +137,9 @@ def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple
             f"the server's history went on as branch {later.id} ({later.reason}); this one is archived up to {there}")
     if run.confirmed_at is None:
         return end, f"archived up to {there}; the server was not asked whether that was all"
+    if run.confirmed_at > now + _SKEW:
+        return end, (f"archived up to {there}; until when that is everything was told by a clock that was wrong "
+                     f"({format_time(run.confirmed_at)})")
     return end, f"everything committed by then is archived, up to {there}"
 
 
@@ -128,7 +154,7 @@ def _widen_across_forks(histories: Histories, found: list[Window], now: datetime
         base = _entrance(histories, found, line, run)
         if base is None:
             continue
-        begin = max(base.finished_at, branch.since or branch.noticed_at)
+        begin = max(base.finished_at, histories.since(branch) or branch.noticed_at)
         end, reason = _end(histories, branch, run, now)
         if end < begin:
             continue

@@ -96,7 +96,7 @@ def encode_branch(branch: Branch) -> bytes:
         "flavour": branch.flavour, "basename": branch.basename, "first_number": branch.first_number,
         "since": _moment(branch.since), "parent": branch.parent,
         "fork": branch.fork.as_json() if branch.fork else None, "names_go_on": branch.names_go_on,
-        "note": branch.note,
+        "note": branch.note, "baseline": branch.baseline,
     })
 
 
@@ -140,7 +140,7 @@ def _read_branch(document: Mapping[str, Any]) -> Branch:
         basename=document["basename"], first_number=document["first_number"],
         since=_read_moment(document["since"]), parent=document["parent"],
         fork=Position.from_json(document["fork"]) if document["fork"] else None,
-        names_go_on=document["names_go_on"], note=document["note"])
+        names_go_on=document["names_go_on"], note=document["note"], baseline=document["baseline"])
     if not is_name(branch.server) or not all(is_id(name) for name in (branch.id, branch.parent or branch.id)):
         raise ValueError("it names no server and branch of ours")
     if not is_log_name(branch.file(branch.first_number), branch.first_number):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,72 +14,28 @@ from typer.testing import CliRunner
 from backupd.app import logcheck
 from backupd.app.logstatus import NOT_RUNNING, OFF, status
 from backupd.app.search import Found, search
-from backupd.app.settings import load_settings
 from backupd.app.verification import fsck, verify
 from backupd.app.wiring import Wiring, owner
-from backupd.catalog.session import open_catalog
 from backupd.cli import binlog
-from backupd.model.binlog import Branch, BranchReason, ChangeKind, SegmentKey
+from backupd.model.binlog import BranchReason, ChangeKind
 from backupd.model.errors import ConfigurationError, DamagedError, NotFoundError, UsageError
 from backupd.transfer import segments
 from backupd.transfer.fsck import Invariant
-from backupd.transfer.seal import Sealer
 from storage import layout
-from tests.support.archivedlogs import archive_log
+from tests.app.logstore import BRANCH, SERVER, key_of, store, wired
 from tests.support.keys import Keys
 from tests.support.reallogs import RealLog, real_logs
-
-SERVER = "shop"
-BRANCH = Branch(SERVER, "20261121T040000Z-0000000a", datetime(2026, 11, 21, 4, tzinfo=UTC), BranchReason.FIRST, "u",
-                "mariadb", "binlog", 1)
-PLACES = ("local", "offsite")
-_CONFIG = """
-catalog: sqlite:///{base}/catalog.db
-spool: {base}/spool
-policies: {base}/policies
-servers: {{{server}: {{socket: /nowhere.sock, policy: gold}}}}
-destinations:
-  local: {{type: filesystem, path: {base}/local}}
-  offsite: {{type: filesystem, path: {base}/offsite}}
-encryption: {{gnupg_home: {public}, recipients: [{user}]}}
-{restore}
-"""
 
 
 @pytest.fixture
 def wiring(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
-    """An installation whose two destinations have nothing yet, and whose catalog knows nothing."""
-    folder = tmp_path / "policies"
-    folder.mkdir()
-    (folder / "gold.yaml").write_text(
-        'physical: {full: "0 2 * * *"}\nbinlog: {stream: true}\ndestinations: {required: [local, offsite]}\n')
-    file = tmp_path / "backupd.yaml"
-    file.write_text(_CONFIG.format(
-        base=tmp_path, server=SERVER, public=keys.public_home, user=keys.user_id,
-        restore=f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {tmp_path}/scratch}}}}"))
-    with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
-        found = Wiring(load_settings(file), catalog)
-        for name in PLACES:
-            found.destination(name).initialise(found.clock())
+    with wired(tmp_path, keys) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def logs() -> tuple[RealLog, ...]:
     return real_logs()
-
-
-def store(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...], *, places: tuple[str, ...] = PLACES,
-          known: bool = True, branch: Branch = BRANCH, start: int = 0, end: int | None = None) -> None:
-    sealer = Sealer([keys.fingerprint], keys.public_home)
-    if known:
-        wiring.catalog.binlogs.add_branch(branch)
-    for log in logs:
-        for place in places:
-            header = archive_log(wiring.destination(place), sealer, branch, log.number, log.data, start=start, end=end,
-                                 ending=log.ending)
-            if known:
-                wiring.catalog.binlogs.add_segment(header.segment, place, header.stored_bytes, wiring.clock())
 
 
 def spoil(wiring: Wiring, place: str, log: RealLog, name: str = "index-00000.zst.gpg") -> None:
@@ -89,10 +45,6 @@ def spoil(wiring: Wiring, place: str, log: RealLog, name: str = "index-00000.zst
     data[len(data) // 2] ^= 1
     path.chmod(0o600)
     path.write_bytes(data)
-
-
-def key_of(log: RealLog) -> SegmentKey:
-    return SegmentKey(BRANCH.id, log.number, 0, log.size)
 
 
 def kinds(found: list[Found]) -> list[tuple[str, str]]:

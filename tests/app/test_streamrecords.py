@@ -52,6 +52,21 @@ def test_facts_that_are_told_twice_are_there_once_and_so_are_their_events(scribe
     assert catalog.binlogs.segments("db1", FIRST.id) == ()
 
 
+def test_a_stream_that_begins_anew_although_there_are_branches_asks_for_a_full_backup(scribe: Scribe) -> None:
+    recorder = CatalogRecorder("db1", scribe, Clock(NOW))
+    recorder.branch_stored(FIRST)
+    anew = replace(LOST, noticed_at=NOW + timedelta(hours=1), reason=BranchReason.FIRST, since=None, parent=None)
+    for _ in range(2):
+        recorder.branch_stored(anew)
+    event, first = scribe.catalog.events.list()
+    assert (str(first.severity), first.hint) == ("info", "")
+    assert (event.kind, str(event.severity), event.subject) == ("branch-begun", "warning", anew.id)
+    assert event.hint == "take a full backup now: nothing before is rolled forward past this point"
+    older = replace(FIRST, id="20261121T110000Z-00000000", noticed_at=NOW - timedelta(hours=1))
+    recorder.branch_stored(older)  # a catalog that learns of the past is no warning
+    assert str(scribe.catalog.events.list()[0].severity) == "info"
+
+
 def test_how_far_behind_a_destination_was_is_measured_from_one_confirmation_to_the_next(scribe: Scribe) -> None:
     clock = Clock(NOW)
     recorder = CatalogRecorder("db1", scribe, clock)
@@ -70,6 +85,21 @@ def test_how_far_behind_a_destination_was_is_measured_from_one_confirmation_to_t
     assert scribe.catalog.lags.worst("db1", NOW) == {"local": 40.0}
     recorder.confirmed("local", LOST.id, (4, 4), NOW + timedelta(days=1))  # another branch is another beginning
     assert scribe.catalog.lags.worst("db1", NOW) == {"local": 40.0}
+
+
+def test_a_confirmation_that_has_not_come_yet_gives_way_to_an_honest_one(scribe: Scribe) -> None:
+    """Our own clock was half an hour ahead, and was set right."""
+    clock = Clock(NOW + timedelta(minutes=30))
+    recorder = CatalogRecorder("db1", scribe, clock)
+    recorder.branch_stored(FIRST)
+    recorder.segment_stored(SEGMENT, "local", 400, NOW)
+    recorder.confirmed("local", FIRST.id, (1, 500), clock.now)
+    recorder.flush()
+    clock.now = NOW + timedelta(seconds=1)
+    recorder.confirmed("local", FIRST.id, (1, 900), NOW)
+    recorder.flush()
+    (run,) = scribe.catalog.binlogs.runs("db1")
+    assert run.confirmed_at == NOW
 
 
 def test_the_time_without_any_stream_counts_too(scribe: Scribe) -> None:

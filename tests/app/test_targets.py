@@ -54,8 +54,9 @@ def shelved(tmp_path: Path, keys: Keys) -> Iterator[Shelved]:
 
 
 def put(shelf: Shelf, keys: Keys, number: int, start: int, end: int, ending: Ending,
-        transactions: Sequence[Transaction], before: str, after: str) -> None:
+        transactions: Sequence[Transaction], before: str, after: str, **values: object) -> None:
     draft = replace(segment(number, start, end, ending, transactions, before=before, after=after), server=SERVER)
+    draft = replace(draft, **values)  # type: ignore[arg-type]  # fields by name
     places = [shelf.wiring.destination(name) for name in ("local", "offsite")]
     found = shelve(draft, transactions, places, keys, shelf.base)
     for place in places:
@@ -102,6 +103,91 @@ def test_a_gtid_lies_where_it_begins_or_where_all_of_it_is_executed(shelved: She
     # A transaction of another server with the same number, on another branch, is not this one.
     for other in ("0-2-3", "0-2-5", "0-2-8"):
         assert shelved.targets.stop_for_gtid(BRANCH, other, before=False) is None
+
+
+def put_out_of_order(shelved: Shelved, keys: Keys) -> None:
+    """As a server of MariaDB that is not in strict mode writes what other servers, or sessions, number."""
+    shelf = shelved.shelf
+    put(shelf, keys, 3, 0, 500, Ending.ROTATED,
+        [transaction(0, 200, 300, 20, gtid="0-1-1000"), transaction(0, 300, 400, 21, gtid="0-1-1001")],
+        "0-1-8", "0-1-1001")
+    put(shelf, keys, 4, 0, 500, Ending.ROTATED,
+        [transaction(0, 200, 300, 22, gtid="0-77-500"), transaction(0, 300, 400, 23, gtid="0-1-1002")],
+        "0-1-1001", "0-1-1002", server_ids=(1, 77))
+    put(shelf, keys, 5, 0, 600, Ending.ROTATED,
+        [transaction(0, 200, 300, 24, gtid="5-1-1"), transaction(0, 300, 400, 25, gtid="0-1-1003"),
+         transaction(0, 400, 500, 26, gtid="0-1-2000"), transaction(0, 500, 600, 27, gtid="0-1-1003")],
+        "0-1-1002", "0-1-1003,5-1-1")
+
+
+def test_a_gtid_is_the_transaction_of_that_very_name_where_numbers_go_back(shelved: Shelved, keys: Keys) -> None:
+    put_out_of_order(shelved, keys)
+
+    def after(gtid: str) -> tuple[str, int, str, str] | None:
+        stop = shelved.targets.stop_for_gtid(BRANCH, gtid, before=False)
+        return (stop.file, stop.pos, stop.gtids, stop.next_gtid) if stop else None
+
+    assert after("0-77-500") == ("bin.000004", 300, "0-77-500", "0-1-1002")
+    assert after("0-1-1002") == ("bin.000004", 400, "0-1-1002", "5-1-1")
+    assert after("0-1-3") == ("bin.000001", 600, "0-1-3", "0-1-4")
+    for gtid, pos in (("0-77-500", 200), ("0-1-1002", 300)):
+        before = shelved.targets.stop_for_gtid(BRANCH, gtid, before=True)
+        assert before is not None
+        assert (before.file, before.pos, before.next_gtid) == ("bin.000004", pos, gtid)
+    # The state that both domains were in, though no single transaction is named so.
+    assert after("0-1-1002,5-1-1") == ("bin.000005", 300, "0-1-1002,5-1-1", "0-1-1003")
+    for invented in ("0-4242-1001", "0-4242-700", "0-1-700", "0-77-501", "0-1-9999", "0-1-1002,5-2-1", "7-1-1"):
+        assert after(invented) is None, invented
+        if "," not in invented:
+            assert shelved.targets.stop_for_gtid(BRANCH, invented, before=True) is None
+    with pytest.raises(RefusedError) as refused:
+        after("0-1-1003")
+    assert "bin.000005:300" in refused.value.detail
+    assert "bin.000005:500" in refused.value.detail
+
+
+def test_a_state_that_the_archive_begins_with_is_a_place_though_its_transactions_are_not_there(
+        shelved: Shelved, keys: Keys) -> None:
+    put(shelved.shelf, keys, 8, 0, 500, Ending.ROTATED, [transaction(30, 200, 300, 30)], "0-1-29", "0-1-30")
+    stop = shelved.targets.stop_for_gtid(BRANCH, "0-1-29", before=False)
+    assert stop is not None
+    assert (stop.file, stop.pos, stop.gtids) == ("bin.000008", 4, "0-1-29")
+    for other in ("0-2-29", "0-1-28"):
+        assert shelved.targets.stop_for_gtid(BRANCH, other, before=False) is None
+    assert shelved.targets.stop_for_gtid(BRANCH, "0-1-29", before=True) is None
+
+
+def test_a_gtid_is_found_without_looking_through_all_segments(shelved: Shelved, monkeypatch: pytest.MonkeyPatch
+                                                              ) -> None:
+    asked: list[object] = []
+    binlogs = shelved.shelf.catalog.binlogs
+    whole = type(binlogs).each_segment
+
+    def each(self: object, server: str, branch: str, **where: object) -> object:
+        asked.append(where.get("from_place"))
+        return whole(self, server, branch, **where)  # type: ignore[arg-type]  # handed through
+
+    monkeypatch.setattr(type(binlogs), "each_segment", each)
+    assert shelved.targets.stop_for_gtid(BRANCH, "0-1-7", before=False) is not None
+    assert shelved.targets.stop_for_gtid(BRANCH, "0-1-7", before=True) is not None
+    assert asked
+    assert set(asked) == {(2, 0)}
+
+
+def test_times_later_than_a_moment_are_found_in_front_of_a_place_as_far_as_the_log_is_young(shelved: Shelved) -> None:
+    def before(place: tuple[int, int], seconds: float, since: float) -> str | None:
+        stop = shelved.targets.later_before(BRANCH, place, BASE + timedelta(seconds=seconds),
+                                            BASE + timedelta(seconds=since))
+        return stop.next_gtid if stop else None
+
+    assert before((2, 500), 5, -100) == "0-1-5"
+    assert before((2, 250), 5, -100) is None  # it lies behind the place
+    assert before((2, 500), 9, -100) is None
+    assert before((2, 500), 5, 3.5) == "0-1-5"
+    assert before((2, 500), 5, 4) is None  # 0-1-6, behind it, is of before then
+    assert before((2, 700), 5, 4) == "0-1-7"
+    assert before((2, 500), 1, -100) == "0-1-2"
+    assert before((2, 500), 1, 2) == "0-1-3"
 
 
 def test_a_place_is_one_between_two_transactions_or_refused_with_both(shelved: Shelved) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -13,9 +13,11 @@ from backupd.binlog.continuity import (
     GoOn,
     Tail,
     after_restore,
+    after_silence,
     another,
     first_covered,
     holder,
+    is_whole,
     looked_back,
     restored,
     with_file,
@@ -141,12 +143,50 @@ def test_a_restored_mysql_tells_by_its_gtids_where_it_forked() -> None:
 
 
 def test_another_server_is_a_failover_whatever_its_files_are_called() -> None:
-    other = source(4, 5, 6, server_id=2)
+    other = source(4, 5, 6, server_id=2, server_uuid="uuid-2")
     assert another(SEEN, other)
     for found in (without_file(TAIL, SEEN, other, no_question),
                   with_file(TAIL, Compared(None, 0, lost=True), SEEN, other, no_question)):
         assert isinstance(found, Fork)
         assert found.reason is BranchReason.FAILOVER
+
+
+def test_the_same_server_with_another_number_is_no_failover() -> None:
+    renumbered = source(1, 2, server_id=9)
+    assert another(SEEN, renumbered)  # its files have to show that they go on
+    assert without_file(TAIL, SEEN, renumbered, no_question) is None
+    assert looked_back(TAIL, renumbered, None).reason is BranchReason.RESET
+    ended = replace(TAIL, ended=Ending.ROTATED)
+    later = without_file(ended, SEEN, source(6, 7, server_id=9), no_question)
+    assert isinstance(later, Fork)
+    assert (later.reason, later.number, later.fork) == (BranchReason.UNKNOWN, 6, None)
+    nameless = without_file(TAIL, replace(SEEN, server_uuid=""), source(6, server_id=9, server_uuid=""), no_question)
+    assert isinstance(nameless, Fork)
+    assert nameless.reason is BranchReason.FAILOVER
+
+
+def test_after_a_time_without_a_log_only_the_newest_file_is_certainly_of_afterwards() -> None:
+    off, now = NOW + timedelta(minutes=3), NOW + timedelta(minutes=9)
+    found = after_silence(SEEN, off, source(5, 6, 7), now)
+    assert (found.reason, found.number, found.fork, found.names_go_on) == (BranchReason.UNKNOWN, 7, None, False)
+    assert "wrote no binary log between 2026-11-21T04:00:00Z and 2026-11-21T04:09:00Z" in found.note
+    assert "04:03:00Z" in after_silence(None, off, source(5, 6, 7), now).note
+
+
+def test_a_file_is_whole_when_it_is_listed_with_its_size_beside_the_next_one() -> None:
+    assert is_whole(source(5, 6), 5, 5000)
+    assert not is_whole(source(5, 6), 5, 4999)
+    assert not is_whole(source(5, 6), 6, 5000)
+    assert not is_whole(source(5, 7), 5, 5000)
+    assert not is_whole(source(6, 7), 5, 5000)
+
+
+def test_a_crash_behind_a_whole_file_leaves_no_gap_when_that_is_purged() -> None:
+    tail = replace(TAIL, before="", after="", ended=Ending.CRASHED)
+    assert without_file(tail, SEEN, source(6, gtid=""), lambda _name: "") == GoOn(6)
+    cut = without_file(replace(tail, ended=Ending.CUT), SEEN, source(6, gtid=""), lambda _name: "")
+    assert isinstance(cut, GoOn)
+    assert cut.gap
 
 
 def test_a_copy_with_the_servers_own_number_shares_nothing_that_could_be_told() -> None:

@@ -103,6 +103,32 @@ def test_only_the_last_removed_files_are_remembered(tmp_path: Path) -> None:
         assert spool.fingerprints()[-1].number == 26
 
 
+def test_that_the_server_writes_no_log_is_on_the_disk_until_a_branch_begins(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    with spool.locked():
+        spool.begin(ONE)
+        spool.note_unlogged(NOW)
+        spool.note_unlogged(NOW + timedelta(hours=1))
+    again = Spool(tmp_path)
+    assert again.unlogged() == NOW, "the first time counts"
+    with again.locked():
+        taken(again, ONE, 8, log("binlog.000008"))
+        again.note(Seen(NOW, "uuid", 1, 5, "", "0-1-2"))
+        assert again.unlogged() == NOW, "only a branch ends it"
+        again.begin(TWO)
+    assert Spool(tmp_path).unlogged() is None
+
+
+def test_a_state_of_before_it_was_noted_whether_a_log_is_written_is_read(tmp_path: Path) -> None:
+    with (spool := Spool(tmp_path)).locked():
+        spool.begin(ONE)
+    state = json.loads((tmp_path / "state.json").read_text())
+    del state["unlogged"]
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert Spool(tmp_path).unlogged() is None
+    assert Spool(tmp_path).branches() == (ONE,)
+
+
 def test_a_new_branch_ends_the_file_of_the_one_before(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     with spool.locked():

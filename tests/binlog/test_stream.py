@@ -57,7 +57,7 @@ def test_every_file_is_identical_over_rotations_a_clean_restart_and_a_kill(serve
 
         branch, files = newest_branch(streaming.spool)
         assert branch.reason is BranchReason.FIRST
-        assert [file.ended for file in files] == [Ending.ROTATED] * 12 + [Ending.STOPPED, Ending.CUT, None]
+        assert [file.ended for file in files] == [Ending.ROTATED] * 12 + [Ending.STOPPED, Ending.CRASHED, None]
         assert files[0].number == first
         assert streaming.streamer.status().restarts >= 2
         until(lambda: streaming.streamer.status().server_position is not None, "its place is known")

@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from backupd.binlog.status import StreamEventKind, StreamState
+from backupd.binlog.spool import Spool
+from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState
+from backupd.binlog.stream import Pace, Streamer
+from backupd.engine.binlogsource import BinlogSource, SourceState
 from backupd.engine.binlogtool import binlog_tool
+from backupd.engine.client import Connection
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.errors import BusyError, ToolError
 from backupd.model.server import Flavour, Position
 from tests.binlog.streaming import (
+    FAST,
     PASSWORD,
     USER,
     Proxy,
@@ -256,6 +265,68 @@ def test_a_copy_of_the_data_from_earlier_is_noticed_although_the_binary_log_goes
         assert kept[-1].ended is Ending.STOPPED
 
 
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_time_without_a_binary_log_begins_a_branch_that_nothing_is_replayed_across(
+        flavour: str, tmp_path: Path) -> None:
+    pace = replace(FAST, most=60.0, away=0.1)
+    with make_server(flavour) as server:
+        prepare(server)
+        with Streaming(server, tmp_path / "spool", pace=pace) as streaming:
+            insert(server, 2)
+            streaming.has_all(server)
+            server.restart_logging(binlog=False)
+            off = streaming.told(StreamEventKind.FAILED)
+            assert "writes no binary log" in off.message
+            assert streaming.spool.unlogged() is not None
+            insert(server, 2)
+        server.restart_logging(binlog=True)
+        insert(server, 2)
+        with Streaming(server, tmp_path / "spool", pace=pace) as again:  # another process knows it from the disk
+            event = again.told(StreamEventKind.BRANCH)
+            again.has_all(server)
+            assert_identical(again.spool, server)
+            server.restart_logging(binlog=False)
+            again.told(StreamEventKind.FAILED)
+            server.restart_logging(binlog=True)
+            again.told(StreamEventKind.BRANCH, 2)
+            again.has_all(server)
+            assert len(again.kinds(StreamEventKind.FAILED)) == 1
+        first, second, third = again.spool.branches()
+        assert event.branch == second
+        assert (second.reason, second.parent, second.fork) == (BranchReason.UNKNOWN, first.id, None)
+        assert second.since is not None
+        assert first.noticed_at < second.since < off.at < second.noticed_at
+        assert "wrote no binary log between" in second.note
+        assert "take a full backup now" in event.hint
+        assert third.reason is BranchReason.UNKNOWN
+        assert again.spool.unlogged() is None
+
+
+def test_a_server_that_is_out_of_reach_is_looked_for_often_and_told_of_once(tmp_path: Path) -> None:
+    looks: list[float] = []
+
+    class Counting(BinlogSource):
+        def look(self, *, files: bool = True) -> SourceState:
+            looks.append(time.monotonic())
+            return super().look(files=files)
+
+    nowhere = Connection(socket=str(tmp_path / "nowhere.sock"), user=USER, password=PASSWORD)
+    heard: list[StreamEvent] = []
+    streamer = Streamer("db1", Counting(nowhere), binlog_tool(Flavour.MARIADB), Spool(tmp_path / "spool"),
+                        installation="test", wanted=None, max_spool_bytes=2**40, clock=lambda: datetime.now(UTC),
+                        on_event=heard.append, pace=Pace(first=0.01, away=0.02))
+    stop = threading.Event()
+    thread = threading.Thread(target=streamer.run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: len(looks) >= 15, "it was tried again and again", seconds=20)
+    finally:
+        stop.set()
+        thread.join()
+    assert [event.kind for event in heard] == [StreamEventKind.LOST]
+    assert Pace().away == 5.0
+
+
 def test_the_marker_of_a_restore_begins_a_branch(mariadb: Server, tmp_path: Path) -> None:
     marker = {"id": ""}
     with Streaming(mariadb, tmp_path / "spool", marker=lambda _datadir: marker["id"]) as streaming:
@@ -325,6 +396,14 @@ def test_without_gtids_names_and_bytes_alone_tell_whether_it_goes_on(tmp_path: P
         with Streaming(server, folder) as streaming:
             insert(server, 2)
             streaming.has_all(server)
+            server.kill()
+            streaming.told(StreamEventKind.LOST)
+            server.start()
+            insert(server)
+            streaming.has_all(server)
+            assert_identical(streaming.spool, server)
+            # A crash alone leaves no hole: nothing but the server's own list can say so.
+            assert [kept.ended for kept in streaming.spool.files()] == [Ending.CRASHED, None]
             server.execute("FLUSH BINARY LOGS")
             insert(server)
             streaming.has_all(server)
@@ -332,7 +411,7 @@ def test_without_gtids_names_and_bytes_alone_tell_whether_it_goes_on(tmp_path: P
             insert(server, 2)
             streaming.has_all(server)
             server.kill()
-            streaming.told(StreamEventKind.LOST)
+            streaming.told(StreamEventKind.LOST, 2)
             with (server.datadir / file).open("r+b") as log:
                 log.truncate(pos)
             server.start()

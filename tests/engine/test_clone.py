@@ -119,6 +119,7 @@ def test_a_clone_starts_as_the_server_at_its_recorded_position(
                    for name in names)
     the_tool().verify_prepared(base, receipts, ())
     assert the_tool().prepare(base, memory=0) == ()
+    assert (base / "performance_schema").is_dir()
     copy = Path(shutil.copytree(base, place / "copy"))
     with started(copy, place / "run") as server:
         assert tables(server) == tables(source)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
-from backupd.engine.eventstates import Event, EventState, after
+from backupd.engine.client import Connection
+from backupd.engine.eventstates import Event, EventState, after, read_events, settle
 from backupd.engine.logwalk import Statement
+from tests.restore.rolling import Kind, both
 
 ON, OFF, ELSEWHERE = EventState.ENABLED, EventState.DISABLED, EventState.ELSEWHERE
 
@@ -23,6 +27,10 @@ ON, OFF, ELSEWHERE = EventState.ENABLED, EventState.DISABLED, EventState.ELSEWHE
     (["CREATE OR REPLACE EVENT old ON SCHEDULE EVERY 1 DAY DO SELECT 1"], {("d", "old"): ON}),
     (["ALTER EVENT old ENABLE", "DROP EVENT IF EXISTS d.old"], {}),
     (["CREATE EVENT x.e ON SCHEDULE EVERY 1 DAY DO SELECT 1", "DROP DATABASE IF EXISTS `x`"], {}),
+    (["-- off\nALTER EVENT old ENABLE"], {("d", "old"): ON}), (["--\n# x\nALTER EVENT old ENABLE"], {("d", "old"): ON}),
+    (["/*!50100 ALTER EVENT old ENABLE */"], {("d", "old"): ON}),
+    (["/*M!100100 ALTER EVENT old ENABLE */"], {("d", "old"): ON}),
+    (["SET STATEMENT sql_mode='FOR' FOR ALTER EVENT old ENABLE"], {("d", "old"): ON}),
     (["CREATE DEFINER=root@localhost TRIGGER t BEFORE INSERT ON event FOR EACH ROW SET @event = 1"], {}),
 ])
 def test_the_state_of_an_event_is_what_its_statements_said(
@@ -36,3 +44,29 @@ def test_the_state_of_an_event_is_what_its_statements_said(
 def test_an_event_that_reached_the_source_through_replication_was_disabled_there_too() -> None:
     text = "CREATE EVENT e ON SCHEDULE EVERY 1 DAY DO SELECT 1"
     assert after({}, [Statement("d", text, 2, own=False)])["d", "e"].state is ELSEWHERE
+
+
+@both()
+def test_no_event_stays_disabled_by_the_applier_and_none_runs_a_second_time_without_a_word(kind: Kind) -> None:
+    now = datetime.now(UTC)
+    with kind.make() as server:
+        server.execute(
+            "CREATE DATABASE d",
+            *(f"CREATE EVENT d.{name} ON SCHEDULE EVERY 1 DAY DISABLE ON SLAVE DO SELECT 1"
+              for name in ("was_on", "was_elsewhere", "is_new", "is_told")),
+            "SET SESSION time_zone = '+05:00'", "SET SESSION timestamp = UNIX_TIMESTAMP() - 90",
+            *(f"CREATE EVENT d.{name} ON SCHEDULE AT CURRENT_TIMESTAMP + INTERVAL {seconds} SECOND "
+              "ON COMPLETION PRESERVE DO SELECT 1" for name, seconds in (("has_run", 20), ("comes", 9000))))
+        before = {("d", name): Event("d", name, state, 7) for name, state in (
+            ("was_on", ON), ("was_elsewhere", ELSEWHERE))}
+        with Connection(socket=str(server.socket), user="root").connect() as session:
+            settled = settle(session, before, {("d", "is_told"): Event("d", "is_told", ON, 7)}, in_table=kind.mariadb,
+                             ran_until=now)
+            states = {name: event.state for (_schema, name), event in
+                      read_events(session, in_table=kind.mariadb).items()}
+    assert states == {"was_on": ON, "was_elsewhere": ELSEWHERE, "is_new": ELSEWHERE, "is_told": ON, "has_run": OFF,
+                      "comes": ON}
+    assert set(settled.told) == {"d.was_on: enabled", "d.is_told: enabled", "d.has_run: disabled"}
+    unsure, lost, ran = settled.warnings
+    assert ("d.was_on: enabled" in unsure, "d.is_new" in lost, "d.has_run" in ran) == (True, True, True)
+    assert "comes" not in ran

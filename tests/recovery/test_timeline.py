@@ -83,9 +83,9 @@ def test_without_binary_logs_every_backup_is_one_moment() -> None:
 
 def test_the_document_has_the_promised_fields() -> None:
     document = json.loads(json.dumps(made(*WHOLE).as_json()))
-    assert {"windows", "gaps", "latest", "destinations", "branches", "last_proof", "objectives"} <= set(document)
+    assert {"windows", "gaps", "latest", "warnings", "destinations", "branches", "last_proof", "objectives"} <= set(document)
     assert {"from", "to", "reason_end", "branch", "base", "destinations"} <= set(document["windows"][0])
-    assert set(document["destinations"][0]) == {"name", "latest", "behind_seconds", "rpo_seconds"}
+    assert set(document["destinations"][0]) == {"name", "latest", "behind_seconds", "rpo_seconds", "trouble"}
     assert set(document["branches"][0]) == {"id", "reason", "from", "to", "parent", "fork"}
     assert document["objectives"] == {"rpo": 60, "rto": 3600, "achieved_rpo": 360, "predicted_rto": 540,
                                       "rpo_kept": False, "rto_kept": True, "kept": False}
@@ -98,6 +98,60 @@ def test_a_backup_between_two_histories_is_on_none_of_them() -> None:
     doubtful = next(window for window in found.windows if window.base is BACKUPS[1])
     assert (doubtful.run, doubtful.branch) == (None, "")
     assert "not certain" in doubtful.reason_end
+
+
+def test_a_transaction_that_is_stamped_later_than_what_was_confirmed_moves_no_end() -> None:
+    whole = run("local", 1, 12, 11, ending=Ending.OPEN)
+    for stamp in (11.5, 12.5, 24 * 365):
+        assert made(replace(whole, last_at=at(stamp))).latest == at(11), stamp
+    assert made(replace(whole, last_at=at(11.5))).rpo == timedelta(hours=1)
+
+
+def test_where_the_server_was_never_asked_a_stamp_that_has_not_come_yet_moves_no_end_either() -> None:
+    unasked = replace(run("local", 1, 12, 11, ending=Ending.OPEN), confirmed_at=None)
+    assert made(unasked).latest == at(11) - timedelta(microseconds=1)
+    assert made(replace(unasked, last_at=at(12.1))).latest == at(9), "the last backup"
+
+
+def test_what_was_confirmed_by_a_clock_that_was_ahead_says_nothing() -> None:
+    window = made(replace(run("local", 1, 12, 11.5), confirmed_at=at(12.1))).windows[-1]
+    assert (window.end, "by a clock that was wrong" in window.reason_end) == (at(9), True)
+    (window,) = made(replace(run("local", 1, 12, 11.5), confirmed_at=NOW + timedelta(seconds=2))).windows
+    assert window.end == NOW, "two hosts differ a little"
+
+
+def test_a_backup_before_a_confirmation_of_its_branch_is_on_it_whatever_the_next_branch_knew() -> None:
+    """A spool that was put back noticed the third branch, and knew nothing of the second."""
+    second = replace(FIRST, id="20261121T030000Z-00000002", noticed_at=at(3), since=at(2.9), reason=BranchReason.RESET,
+                     parent=FIRST.id)
+    third = replace(second, id="20261121T100000Z-00000003", noticed_at=at(10), since=at(2.5))
+    of_second = replace(run("local", 1, 9, 9.5, ending=Ending.OPEN), branch=second.id, first_at=at(3))
+    for confirmed, home in ((9.5, second.id), (8.0, "")):
+        runs = [run("local", 1, 2, 2.5), replace(of_second, confirmed_at=at(confirmed))]
+        found = timeline("shop", BACKUPS, (FIRST, second, third), runs, now=NOW)
+        assert next(window.branch for window in found.windows if window.base is BACKUPS[1]) == home
+        assert [end for _branch, end in found.branch_ends()] == [at(2.9), at(confirmed), None]
+
+
+def test_a_latest_moment_of_a_branch_that_the_server_left_is_said_to_be_none_of_the_present() -> None:
+    later = replace(FIRST, id="20261121T113000Z-00000002", noticed_at=at(11.5), since=at(11.3), parent=FIRST.id)
+    found = timeline("shop", BACKUPS, (FIRST, later), [run("local", 1, 10, 11.2)], now=NOW)
+    (warning,) = found.as_json()["warnings"]
+    assert f"since 2026-11-21T11:30:00Z it goes on as branch {later.id}" in warning
+    assert "nothing can be restored yet; take a full backup now: backupd backup shop --kind full" in warning
+    assert made(*WHOLE).warnings == ()
+
+
+def test_what_troubles_a_destination_or_the_stream_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {"local": "repository.json is not there"}
+    found = timeline("shop", BACKUPS, (FIRST,), WHOLE, now=NOW, troubles=told, warnings=["the stream stands still"])
+    assert [reach["trouble"] for reach in found.as_json()["destinations"]] == [told["local"], ""]
+    assert found.warnings == ("the stream stands still", "destination local: repository.json is not there",
+                              "the latest moment can be restored from nowhere else than local")
+    show_timeline(Screen(as_json=False), found)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "! the stream stands still" in shown
+    assert "yes, see above" in shown
 
 
 def test_states_are_compared_in_the_writing_of_either_family() -> None:

@@ -109,13 +109,13 @@ class World:
                 self.now += timedelta(seconds=self.dice.choice((0, 0, 1, 3)))
             self.now += timedelta(seconds=1)
         elif kind == "rotate":
-            self._rotate(self.dice.choice((Ending.ROTATED, Ending.ROTATED, Ending.STOPPED, Ending.CUT)))
+            self._rotate(self.dice.choice((Ending.ROTATED, Ending.ROTATED, Ending.STOPPED, Ending.CRASHED)))
         elif kind == "backup":
             self._backup()
         elif kind == "purge":
             self._purge()
         elif kind == "confirm":
-            self.confirmed.append((self.life.branch.id, self.life.place, self.now + self.offset))
+            self.confirmed.append((self.life.branch.id, self.life.place, self.now + min(self.offset, timedelta())))
         elif kind == "jump":
             self.offset += timedelta(seconds=self.dice.choice((-300, -60, -40, 40, 60, 300)))
         elif self.life.files[-1].txs or len(self.life.files) > 1:
@@ -230,7 +230,7 @@ class World:
         self._begin(old.branch.id, BranchReason.LOST_TAIL, log, first=file.number,
                     fork=Position(old.branch.file(file.number), end, state), goes_on=True, since=since,
                     basename=old.branch.basename)
-        self.life.files = [File(file.number, file.before, file.txs[:kept], end, Ending.CUT),
+        self.life.files = [File(file.number, file.before, file.txs[:kept], end, Ending.CRASHED),
                            File(file.number + 1, state)]
 
     def _fail_over(self, old: Life, since: datetime) -> None:

@@ -28,6 +28,18 @@ class WorldResolver:
                     return self._stop(life, file, begin)
         return None
 
+    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+        life = self._world.life_of(branch)
+        found: Stop | None = None
+        for file in life.files:
+            for begin, _end, tx in file.txs:
+                if (file.number, begin) < place and self._is_archived(branch, file, begin):
+                    if tx.at <= since:
+                        found = None
+                    elif tx.at > moment:
+                        found = found or self._stop(life, file, begin)
+        return found
+
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
         life = self._world.life_of(branch)
         mariadb = self._world.flavour == "mariadb"

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +203,11 @@ def running_copy(kind: Kind, source: Server, data: Path, *, server_ids: Sequence
                  **options: str) -> Iterator[tuple[LaunchedServer, ServerInfo]]:
     """A private server on ``data``, ready for a replay."""
     info = info_of(source)
+    since = datetime.now(UTC)
     give_to_database(data.parent)
     config = replay_config(
         ServerConfig(source.program(), data, data.parent / "run", memory=memory, options=options), info,
-        server_ids or (source.server_id,), workers)
+        server_ids or (source.server_id,), workers, since=since, until=datetime.now(UTC))
     config = replace(config, server_id=server_id or config.server_id)
     with LaunchedServer(config) as server:
         yield server, info

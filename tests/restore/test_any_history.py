@@ -138,12 +138,12 @@ def test_the_timeline_of_all_destinations_reaches_as_far_as_that_of_each_alone()
                 assert any(window.begin <= reach.latest <= window.end for window in found.windows), reach
 
 
-def test_a_transaction_that_is_archived_on_any_branch_is_never_said_to_be_nowhere() -> None:
+def test_a_transaction_that_is_archived_on_another_branch_is_never_said_to_be_nowhere() -> None:
     for world in worlds("nowhere", 60):
         if not world.backups or not world.lives:
             continue
         history = history_of(world)
-        for life in world.lives:
+        for life in world.lives[:-1]:
             for tx in (tx for file in life.files for _start, _end, tx in file.txs if tx.gtid):
                 if history.resolver.stop_for_gtid(life.branch.id, tx.gtid, before=False) is None:
                     continue

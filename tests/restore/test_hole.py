@@ -40,6 +40,9 @@ class Nowhere:
     def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime) -> Stop | None:
         raise AssertionError(branch, start, end, moment)
 
+    def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
+        raise AssertionError(branch, place, moment, since)
+
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
         self.asked.append(f"{branch} {gtid} {before}")
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -159,6 +160,35 @@ def test_the_pipe_does_the_same(kind: Kind, quiet: Quiet, short_tmp: Path) -> No
         if kind.mariadb:
             with pytest.raises(RefusedError, match="cannot leave out"):
                 roll(server, info, quiet.logs, method=ReplayMethod.PIPE, exclude=[gtid_of(quiet, "UPDATE early.t")])
+
+
+@BOTH
+@pytest.mark.parametrize("zone", ["SYSTEM", "+03:00"])
+def test_statements_give_the_same_in_the_zone_of_the_source_and_one_after_the_other(
+    kind: Kind, zone: str, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if zone != "SYSTEM" and not kind.mariadb:
+        pytest.skip("the same for both")
+    stack = contextlib.ExitStack()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("TZ", "America/New_York")
+        source = stack.enter_context(kind.make(options={"default_time_zone": zone}))
+    with stack:
+        source.execute(
+            "CREATE DATABASE d", "CREATE TABLE d.t (id INT PRIMARY KEY)", "INSERT INTO d.t VALUES (1)",
+            "CREATE TABLE d.u (id INT AUTO_INCREMENT PRIMARY KEY, n INT)",
+            "CREATE TABLE d.log (id INT AUTO_INCREMENT PRIMARY KEY, parent INT)",
+            "CREATE TRIGGER d.g AFTER INSERT ON d.u FOR EACH ROW INSERT INTO d.log (parent) VALUES (NEW.id)",
+            "ALTER TABLE d.t ADD COLUMN made DATETIME DEFAULT NOW()", "CREATE TABLE d.s (at DATETIME)",
+            "SET SESSION binlog_format = STATEMENT", *["INSERT INTO d.u (n) VALUES (1)"] * 40,
+            "INSERT INTO d.s VALUES (NOW())")
+        end, wanted = here(kind, source), content(kind, source.query)
+        with running_copy(kind, source, empty_copy(kind, short_tmp / "c"), workers=4) as (server, info):
+            got = roll(server, info, logs(source, short_tmp / "logs", first(kind), end))
+            with asking(server) as ask:
+                assert content(kind, ask) == wanted
+            assert len([warning for warning in got.warnings if "STATEMENT" in warning]) == 1
+            assert len(got.warnings) == 1
 
 
 @BOTH

@@ -18,7 +18,8 @@ import pytest
 from backupd.engine import applier
 from backupd.engine.logsource import LogSource, log_source
 from backupd.engine.sandbox import is_available
-from backupd.model.errors import BackupdError, CancelledError, ServerError
+from backupd.model.binlog import ReplayMethod
+from backupd.model.errors import BackupdError, CancelledError, RefusedError, ServerError
 from backupd.model.progress import Progress
 from backupd.model.server import Position
 from restore import replay as replaying
@@ -209,6 +210,8 @@ def test_the_source_is_reached_by_the_copy_alone(
 def test_mysql_without_gtids_and_with_gtids_switched_on_in_between(short_tmp: Path) -> None:
     with MYSQL.make(options={"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}) as source:
         sample.create(source)
+        source.execute("XA START 'x'", "INSERT INTO bank.accounts (id, balance) VALUES (9000, 1)", "XA END 'x'",
+                       "XA PREPARE 'x'", "XA COMMIT 'x'")
         before, held = here(MYSQL, source), content(MYSQL, source.query)
         source.execute("CREATE TABLE shop.copied AS SELECT * FROM shop.orders LIMIT 50",
                        "SET GLOBAL gtid_mode = OFF_PERMISSIVE",
@@ -228,6 +231,32 @@ def test_mysql_without_gtids_and_with_gtids_switched_on_in_between(short_tmp: Pa
             assert roll(server, info, two).gtids == end.gtids
             with asking(server) as ask:
                 assert content(MYSQL, ask) == content(MYSQL, source.query)
+
+
+def test_gtids_that_come_twice_and_in_any_order_are_replayed_by_place_through_the_pipe_alone(short_tmp: Path) -> None:
+    with MARIADB.make(options={"gtid_strict_mode": 0}) as source:
+        source.execute(
+            "CREATE DATABASE d", "CREATE TABLE d.t (i INT PRIMARY KEY) WITH SYSTEM VERSIONING",
+            "SET SESSION gtid_seq_no = 100", "INSERT INTO d.t VALUES (1)", "INSERT INTO d.t VALUES (2)",
+            "SET SESSION gtid_seq_no = 100", "INSERT INTO d.t VALUES (3)", "INSERT INTO d.t VALUES (4)",
+            "SET SESSION system_versioning_alter_history = KEEP", "ALTER TABLE d.t ADD COLUMN j INT DEFAULT 3")
+        end = here(MARIADB, source)
+        what = logs(source, short_tmp / "logs", first(MARIADB), end)
+        copy = empty_copy(MARIADB, short_tmp / "c")
+        with running_copy(MARIADB, source, copy) as (server, info), asking(server) as ask:
+            with pytest.raises(RefusedError, match="a GTID twice") as caught:
+                roll(server, info, what)
+            assert "--replay-with pipe" in caught.value.hint
+            assert not ask("SHOW DATABASES LIKE 'd'")
+            assert roll(server, info, what, method=ReplayMethod.PIPE).gtids == end.gtids
+            assert content(MARIADB, ask) == content(MARIADB, source.query)
+
+
+def test_a_folder_of_a_tables_own_is_no_matter_of_the_way_of_replaying() -> None:
+    failed = applier.hint_of_statement("Error on query. Query: 'CREATE TABLE t (a INT) data\ndirectory=\"/srv\"'")
+    assert "pipe" not in failed
+    assert "DATA DIRECTORY" in failed
+    assert applier.hint_of_statement("Error on query. Query: 'CREATE TABLE data (directory INT)'") == ""
 
 
 def test_mariadb_with_domains_and_strict_mode_and_a_state_ahead_of_the_position(short_tmp: Path) -> None:

@@ -151,6 +151,12 @@ class Server:
         self.options.update(options)
         self.start()
 
+    def restart_logging(self, *, binlog: bool) -> None:
+        """Stop cleanly and start again with a binary log or without one."""
+        self.stop()
+        self._binlog = binlog
+        self.start()
+
     def remove(self) -> None:
         """Kill the server and remove its folder (and its datadir, wherever that is)."""
         self.kill()
