@@ -19,6 +19,7 @@ from backupd.recovery.branches import Histories
 from backupd.recovery.route import RouteLeg, hole, way
 from backupd.recovery.runs import Place, executed, first_of, last_of, parted, place_of, same_state
 from backupd.recovery.windows import Window, abandoned, complete_until, windows
+from restore.beyond import beyond, refuse_beyond
 from restore.history import History
 from restore.overtaken import Overtaken, overtaken
 from restore.target import AtGtid, AtPosition, AtTime, Latest, Target
@@ -179,6 +180,7 @@ class Archive:
                     refused.append(error)
         for late in behind[-1:]:
             with suppress(RefusedError):
+                self._refuse_unknown(late, line, moment)
                 next(self._ways(late.stop, moment))
                 return late.stop, [f"{late}: this stops before them"]
         for late in behind:
@@ -189,7 +191,14 @@ class Archive:
                 refused.append(error)
         raise refused[0] if refused else RefusedError(
             f"{format_time(moment)} is not recoverable: no backup of branch {branch.id} is older, as far as is known",
-            hint="choose a moment inside a window; `backupd timeline SERVER` shows them")
+            hint=f"choose a moment inside a window; {self._shows} them")
+
+    def _refuse_unknown(self, late: Overtaken, line: Sequence[Branch], moment: datetime) -> None:
+        """Raises RefusedError where not all that was committed by ``moment`` is known to be archived."""
+        run = self.histories.run_at(late.home.id, place_of(late.stop.position) or (0, 0))
+        if run is not None:
+            others = [one for branch in line[line.index(late.home):] for one in self.histories.runs(branch.id)]
+            refuse_beyond(self.histories, late.home, run, others, moment, later=late.stop.next_at, now=self._now)
 
     def _nearest(self, line: Sequence[Branch], moment: datetime) -> Iterator[tuple[BackupRecord, Branch]]:
         """The newest backups before ``moment`` of the branches of a descent."""
@@ -223,7 +232,8 @@ class Archive:
                 continue
             found = self._search(base, line[0], legs, moment)
             if found is not None:
-                self._refuse_beyond(here, run, legs, found, moment)
+                crossed = [self.histories.run_at(span.branch, span.first) for leg in legs for span in leg.spans]
+                refuse_beyond(self.histories, here, run, crossed, moment, later=found.next_at, now=self._now)
                 return found
             if not shared:
                 return self._at_end(here, run, moment)
@@ -255,41 +265,12 @@ class Archive:
             before = self.exactly(self.histories.branch(leg.branch), leg.until)
         return None
 
-    def _refuse_beyond(self, here: Branch, run: Run, legs: Sequence[RouteLeg], found: Stop, moment: datetime) -> None:
-        """Raises RefusedError where nothing shows that all that was committed by ``moment`` is in what is replayed.
-
-        That a later transaction is archived does not show it: a session may stamp what it commits with any time, and
-        everything behind that one may be missing. It has to do where the server was never asked, if it is not in the
-        future.
-        """
-        spans = [self.histories.run_at(span.branch, span.first) for leg in legs for span in leg.spans]
-        asked = [one for one in (run, *spans) if one is not None and one.confirmed_at is not None]
-        known = [at for one in asked if (at := complete_until(one, self._now)) is not None]
-        stamped = run.confirmed_at is None and found.next_at is not None and found.next_at <= self._now
-        if not stamped and all(moment > at for at in known):
-            raise self._beyond(here, run, moment, max(known, default=None))
-
     def _at_end(self, branch: Branch, run: Run, moment: datetime) -> Stop:
         """All that is archived was committed by ``moment``; is it all that was committed by then?"""
         known = complete_until(run, self._now) if run.confirmed_at is not None else None
-        if known is not None and moment <= known:
-            return _end_of(branch, run)
-        raise self._beyond(branch, run, moment, known)
-
-    def _beyond(self, branch: Branch, run: Run, moment: datetime, known: datetime | None) -> RefusedError:
-        """The refusal of a moment that is behind what is known to be archived: all up to ``known``."""
-        following = self.histories.run_after(branch.id, last_of(run))
-        there = f"{branch.file(run.last_number)}:{run.last_pos}"
-        beyond = f" and goes on at {branch.file(following.first_number)}:{following.first_pos}" if following else ""
-        until = f"; everything up to {format_time(known)} is there" if known else ""
-        latest = "--to latest" + ("" if branch is self.histories.current else f"@{branch.id}")
-        return RefusedError(
-            f"{format_time(moment)} is not recoverable: branch {branch.id} is archived up to {there}{beyond}, and more "
-            f"may have been committed by then{until}",
-            detail=f"gap: after {there}" + (
-                f", before {branch.file(following.first_number)}:{following.first_pos}" if following else ""),
-            hint=(f"--to {format_time(known)} is the last moment that is certain, " if known else "")
-            + f"{latest} all that is archived; {self._shows} the others")
+        if known is None or moment > known:
+            raise beyond(self.histories, branch, run, moment, known)
+        return _end_of(branch, run)
 
     # -- a GTID, a position
 

@@ -79,7 +79,7 @@ def fetch_logs(
     for number, leg in enumerate(spec.legs, start=1):
         place = folder / f"{number}"
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        wanted.append((place, _files(leg)))
+        wanted.append((place, _files(server, leg)))
     with ThreadPoolExecutor(max_workers=default_workers(), thread_name_prefix="logs") as pool:
         pending = [[pool.submit(job.bring, place, file) for file in files] for place, files in wanted]
         legs = tuple(tuple(future.result() for future in futures) for futures in pending)
@@ -94,18 +94,18 @@ class _File:
     end: int | None
 
 
-def _files(leg: ReplayLeg) -> list[_File]:
+def _files(server: str, leg: ReplayLeg) -> list[_File]:
     """Raises RefusedError where something is missing between two segments, or before the first."""
     found: list[_File] = []
     before: SegmentKey | None = None
     for number, group in groupby(leg.segments, key=lambda key: key.number):
         keys = tuple(group)
         if before is not None and number != before.number + 1:
-            raise _hole(f"file {before.number}", f"file {number}")
+            raise _hole(server, f"file {before.number}", f"file {number}")
         end = 0
         for key in keys:
             if key.start != end:
-                raise _hole(f"byte {end} of file {number}", f"byte {key.start} of file {number}")
+                raise _hole(server, f"byte {end} of file {number}", f"byte {key.start} of file {number}")
             end = key.end
         before = keys[-1]
         found.append(_File(keys, None))
@@ -113,7 +113,7 @@ def _files(leg: ReplayLeg) -> list[_File]:
         return []
     stop = leg.stop
     if _number(stop.file) != before.number or before.end < stop.pos:
-        raise _hole(f"byte {before.end} of file {before.number}", f"{stop.file}:{stop.pos}, where the replay is to end")
+        raise _hole(server, f"byte {before.end} of file {before.number}", f"{stop.file}:{stop.pos}, where the replay is to end")
     return [*found[:-1], _File(found[-1].segments, stop.pos)]
 
 
@@ -121,11 +121,11 @@ def _number(file: str) -> int:
     return int(file.rpartition(".")[2])
 
 
-def _hole(after: str, before: str) -> RefusedError:
+def _hole(server: str, after: str, before: str) -> RefusedError:
     return RefusedError(
         "the archived binary logs are not complete: nothing was restored",
         detail=f"the last place before the gap is {after}, the first after it {before}",
-        hint="`backupd timeline SERVER` shows what is recoverable; restore to a place before the gap",
+        hint=f"`backupd timeline {server}` shows what is recoverable; restore to a place before the gap",
     )
 
 

@@ -114,11 +114,11 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
                          hint=f"take a full backup now: backupd backup {name}"), True
     elif lost > promised:
         lines = [f"{reach.name}: {format_time(reach.latest) if reach.latest else 'nothing'}"
-                 for reach in timeline.destinations]
+                 f"{f' ({reach.trouble})' if reach.trouble else ''}" for reach in timeline.destinations]
         yield RPO, Event(now, RPO.broken, Severity.ERROR,
                          f"were {name} lost now, {format_duration(lost.total_seconds())} of work would be lost; "
                          f"objectives.rpo promises {limit}", server=name,
-                         detail="\n".join(["the latest moment that can be restored from", *lines]),
+                         detail="\n".join(["the latest moment that can be restored from", *lines, *timeline.warnings]),
                          hint=f"see what holds it up: backupd binlog status {name}; backupd jobs {name}"), True
     else:
         yield RPO, Event(now, RPO.mended, Severity.INFO, f"{name}: objectives.rpo ({limit}) is kept again",

@@ -10,12 +10,13 @@ of transactions: ``at``, ``precise``, ``gtid``, ``file``, ``pos``, ``end``, ``br
 from __future__ import annotations
 
 from datetime import datetime
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from backupd.cli.options import AnyServer, Config, Json, Server, remember
-from backupd.cli.screen import Screen
+from backupd.cli.screen import Screen, visible
 from backupd.cli.session import session
 from backupd.model.binlog import ChangeKind
 from backupd.model.clock import format_time, parse_time
@@ -95,7 +96,6 @@ def _kinds(text: str) -> frozenset[ChangeKind]:
         raise typer.BadParameter(f"kinds are {', '.join(ChangeKind)}, with commas between them") from None
 
 
-
 @app.command()
 def search(
     context: typer.Context,
@@ -155,12 +155,13 @@ def _tell(screen: Screen, server: str, one: Found) -> None:
     shown = ", ".join(_change(change.kind, change.schema, change.name, change.rows) for change in one.changes)
     moment = format_time(transaction.at) + ("" if transaction.precise else " (to the second)")
     name = transaction.gtid or "without a GTID"
-    screen.line(f"{moment}  {name}  {shown or 'no table'}  {one.file}:{transaction.start}", style="bold")
+    place = f"{one.file}:{transaction.start}"
+    screen.line(visible(f"{moment}  {name}  {shown or 'no table'}  {place}"), style="bold")
     if transaction.state:
-        screen.line(f"    part of XA transaction {transaction.xid}: {transaction.state}")
+        screen.line(visible(f"    part of XA transaction {transaction.xid}: {transaction.state}"))
     if transaction.statement:
-        screen.line(f"    {' '.join(transaction.statement.split())[:200]}")
-    screen.line(f"    restore before it: backupd restore {server} --to {one.target}")
+        screen.line(visible(f"    {' '.join(transaction.statement.split())[:200]}"))
+    screen.line(visible(f"    restore before it: backupd restore {server} --to {quote(one.target)}"))
 
 
 def _change(kind: ChangeKind, schema: str, name: str, rows: int) -> str:

@@ -56,6 +56,19 @@ def mute(stream: TextIO) -> None:
             os.close(nowhere)
 
 
+def visible(text: str, *, keep: str = "") -> str:
+    """``text`` in which what would act on a terminal, or not be seen, is written out (``\\x1b``): names and statements
+    are what somebody chose. ``keep``: characters that stay."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep or char == "\u00a0"
+                   else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+_LAYOUT = "\n\t"
+"""What commands themselves write into a line or a cell."""
+
+
 def complain(lines: Iterable[tuple[str, str]]) -> None:
     """Lines on stderr, each with its style. Without a stderr there is nobody to tell, and nothing fails."""
     stream: TextIO | None = sys.stderr  # None when the process was started without one
@@ -66,7 +79,7 @@ def complain(lines: Iterable[tuple[str, str]]) -> None:
         for text, style in lines:
             # Rich ends the process by itself when a pipe is broken, hence its text and our own write.
             with console.capture() as shown:
-                console.print(text, style=style or None, soft_wrap=True)
+                console.print(visible(text, keep=_LAYOUT), style=style or None, soft_wrap=True)
             stream.write(shown.get())
         stream.flush()
     except (OSError, ValueError):
@@ -133,7 +146,7 @@ class Screen:
     def line(self, text: str = "", *, style: str = "") -> None:
         """One line for people, never wrapped, so that it can be copied."""
         if not self.as_json:
-            self._print(text, style=style, soft_wrap=True)
+            self._print(visible(text, keep=_LAYOUT), style=style, soft_wrap=True)
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
@@ -148,7 +161,7 @@ class Screen:
         for column in columns:
             table.add_column(Text(column), overflow="fold", justify="right" if column in right else "left")
         for row in rows:
-            table.add_row(*(Text(value) for value in row))
+            table.add_row(*(Text(visible(value, keep=_LAYOUT)) for value in row))
         self._print(table)
 
     def facts(self, pairs: Iterable[tuple[str, str]]) -> None:

@@ -110,8 +110,8 @@ class BinlogSource:
     def previous_gtids(self, name: str) -> str | None:
         """Everything that was executed before the file ``name``; None where it is not there, or says nothing.
 
-        It tells what older files held. What came with the data when a MySQL server was made from a backup is in no file,
-        but in gtid_purged, with what was in files that are gone: both were executed before every file that is there.
+        It tells what older files held. What came with the data of a MySQL server that was made from a backup is in no
+        file, but in gtid_purged, with what files held that are gone: all of it was executed before every file there is.
         """
         with self.connection.connect() as session:
             told = _previous_gtids(session, name)

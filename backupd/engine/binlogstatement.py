@@ -136,8 +136,11 @@ class _SecretReader:
     def _hides(self, kind: str, found: str, word: str) -> bool:
         expected = self._everything or self._named is not None or self._inside is not None
         if kind in {"text", "double"}:
-            plugin = self._before in {"WITH", "VIA", "OR"} and not self._everything
-            return (expected and not plugin) or bool(_TELLS_SECRET.search(found) and not _is_name(found))
+            simple = found[1:-1].replace("_", "").isalnum()
+            if simple and self._named is not None and self._before in {"WITH", "VIA", "OR"}:
+                return self._everything  # else it is a plugin
+            a_name = simple and kind == "double"  # it may be one of a column
+            return expected or bool(_TELLS_SECRET.search(found) and not a_name)
         return expected and (word.startswith("0X") or (word[:1].isdigit() and self._before == "="))
 
     def _pass_mark(self, found: str) -> None:
@@ -155,11 +158,6 @@ class _SecretReader:
             self._inside = None  # no function after all
         if found == "," and self._named is not None and self._depth <= self._named:
             self._named = None
-
-
-def _is_name(quoted: str) -> bool:
-    """May it be the name of a column, in quotes?"""
-    return quoted[0] == '"' and quoted[1:-1].replace("_", "").isalnum()
 
 
 def effect(text: str, schema: str) -> Effect:

@@ -13,6 +13,7 @@ from backupd.app.settings import load_settings
 from backupd.app.targets import Targets
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
+from backupd.engine.binlogchanges import STATEMENTS, TEMPORARY
 from backupd.model.binlog import Ending, ReplayLeg, Stop, Transaction
 from backupd.model.errors import ConfigurationError, DamagedError, RefusedError
 from backupd.model.server import Position
@@ -212,6 +213,15 @@ def test_what_a_leg_replays_is_counted_to_the_transaction_and_whole_files_go_bef
     found = shelved.targets.material(leg, stop)
     assert [(key.number, key.start, key.end) for key in found.segments] == [(1, 0, 640), (2, 0, 700)]
     assert (found.size, found.transactions, found.server_ids, found.repeated) == (340 + 400, 4, (1,), 0)
+
+
+def test_a_leg_tells_in_how_many_of_its_segments_statements_changed_data(shelved: Shelved, keys: Keys) -> None:
+    for number, remarks in ((3, ()), (4, (STATEMENTS,)), (5, (TEMPORARY, STATEMENTS))):
+        put(shelved.shelf, keys, number, 0, 500, Ending.ROTATED, [transaction(number, 200, 300, 9)], "0-1-8", "0-1-8",
+            remarks=remarks)
+    stop = Stop(BRANCH, "bin.000005", 500, "0-1-8")
+    leg = RouteLeg(BRANCH, (Span(BRANCH, (3, 4), (5, 500)),), Position("bin.000003", 4, "0-1-8"), stop.position)
+    assert shelved.targets.material(leg, stop).by_statements == 2
 
 
 def test_a_sequence_of_files_that_is_entered_at_its_beginning_tells_what_it_repeats(shelved: Shelved) -> None:

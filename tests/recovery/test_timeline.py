@@ -83,7 +83,8 @@ def test_without_binary_logs_every_backup_is_one_moment() -> None:
 
 def test_the_document_has_the_promised_fields() -> None:
     document = json.loads(json.dumps(made(*WHOLE).as_json()))
-    assert {"windows", "gaps", "latest", "warnings", "destinations", "branches", "last_proof", "objectives"} <= set(document)
+    assert {"windows", "gaps", "latest", "warnings", "destinations", "branches", "last_proof",
+            "objectives"} <= set(document)
     assert {"from", "to", "reason_end", "branch", "base", "destinations"} <= set(document["windows"][0])
     assert set(document["destinations"][0]) == {"name", "latest", "behind_seconds", "rpo_seconds", "trouble"}
     assert set(document["branches"][0]) == {"id", "reason", "from", "to", "parent", "fork"}

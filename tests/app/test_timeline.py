@@ -1,0 +1,62 @@
+"""What the timeline says of a stream that does not go on as it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from backupd.app.timeline import timeline
+from backupd.app.wiring import Wiring, owner
+from backupd.catalog.session import open_catalog
+from backupd.model.clock import format_time
+from tests.app.house import GOLD, Clock, Office
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def wiring(short_tmp: Path) -> Iterator[Wiring]:
+    settings = Office(short_tmp).write(gold=GOLD + "binlog: {stream: true}\n")
+    with open_catalog(settings.catalog) as catalog:
+        yield Wiring(settings, catalog, Clock(NOW))
+
+
+def told(wiring: Wiring, *, state: str = "streaming", error: str = "", process: str | None = None,
+         ago: timedelta = timedelta(seconds=2), behind_since: datetime | None = None, local: str = ""
+         ) -> tuple[str, ...]:
+    place = {"error": local, "behind_since": format_time(behind_since) if behind_since else None}
+    wiring.catalog.binlogs.set_stream_state("db1", {
+        "state": state, "since": format_time(NOW), "error": error, "trouble": "", "destinations": {"local": place},
+        "owner": owner() if process is None else process}, NOW - ago)
+    return timeline(wiring, "db1").warnings
+
+
+def test_a_stream_that_goes_on_is_not_worth_a_word(wiring: Wiring) -> None:
+    assert told(wiring) == ()
+    assert told(wiring, behind_since=NOW - timedelta(minutes=1)) == (), "not for every checkpoint"
+
+
+def test_a_stream_that_is_not_running_is_told(wiring: Wiring) -> None:
+    assert "has never been streamed" in timeline(wiring, "db1").warnings[0]
+    for warnings in (told(wiring, state="stopped"), told(wiring, process=f"{owner()}0"),
+                     told(wiring, ago=timedelta(minutes=2))):
+        (warning,) = warnings
+        assert "is not streamed now (last heard of at 2026-11-21T1" in warning
+        assert "nothing that is committed becomes recoverable" in warning
+    (warning,) = told(wiring, state="waiting", error="the server cannot be reached")
+    assert warning == "the stream of db1 is waiting since 2026-11-21T12:00:00Z: the server cannot be reached"
+
+
+def test_a_destination_that_is_out_of_reach_or_late_is_told(wiring: Wiring) -> None:
+    why = "looking for it failed\ndetail: repository.json is not there\nhint: is the disk mounted?"
+    assert told(wiring, local=why) == ("destination local: looking for it failed: repository.json is not there",)
+    assert told(wiring, behind_since=NOW - timedelta(hours=1)) == (
+        "destination local: lacks binary logs since 2026-11-21T11:00:00Z",)
+
+
+def test_where_the_policy_asks_for_no_stream_nothing_is_missed(short_tmp: Path) -> None:
+    with open_catalog(Office(short_tmp).write().catalog) as catalog:
+        assert timeline(Wiring(Office(short_tmp).write(), catalog, Clock(NOW)), "db1").warnings == ()
