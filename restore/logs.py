@@ -113,7 +113,8 @@ def _files(server: str, leg: ReplayLeg) -> list[_File]:
         return []
     stop = leg.stop
     if _number(stop.file) != before.number or before.end < stop.pos:
-        raise _hole(server, f"byte {before.end} of file {before.number}", f"{stop.file}:{stop.pos}, where the replay is to end")
+        raise _hole(server, f"byte {before.end} of file {before.number}",
+                    f"{stop.file}:{stop.pos}, where the replay is to end")
     return [*found[:-1], _File(found[-1].segments, stop.pos)]
 
 

@@ -51,8 +51,8 @@ _JOIN = frozenset({"JOIN", "STRAIGHT_JOIN", ",", "FROM", "USING"})
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """``data``: does it change rows, or fill a new table, by a statement? ``wild``: of tables that are not known. ``temporary``: does it make
-    or drop a temporary table? ``load``: LOAD DATA."""
+    """``data``: does it change rows, or fill a new table, by a statement? ``wild``: of tables that are not known.
+    ``temporary``: does it make or drop a temporary table? ``load``: LOAD DATA."""
 
     changes: tuple[Change, ...]
     data: bool = False
