@@ -18,12 +18,13 @@ from pathlib import Path
 from backupd.engine.external import assert_local
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.command import Command
+from backupd.process.durable import sync_folder
 from backupd.process.run import run
 from restore.fetch import sync_filesystem
 from restore.occupancy import refuse_non_empty
 from restore.ownership import FOLDER_MODE, Account, hand_over
 from restore.staging import Site, write_state
-from restore.state import MARKER, State, read_marker, sync_folder, write_marker
+from restore.state import MARKER, State, read_marker, write_marker
 
 _CLOSED = 0o700
 _REDO = ("ib_logfile*", "#innodb_redo", "#ib_redo*")

@@ -13,6 +13,7 @@ from typing import Any, Self
 from backupd.model.errors import RefusedError
 from backupd.model.proof import Phase
 from backupd.model.server import Position
+from backupd.process.durable import sync_folder
 
 DATADIR_MODE = 0o750
 """Of a data directory that did not exist; an existing one keeps its own."""
@@ -167,12 +168,3 @@ def write_durably(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
     fresh.replace(path)
     sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names that were added, moved or removed in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,6 @@ import logging
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from backupd.app.guard import Guard
 from backupd.app.incidents import STREAM, Incidents
 from backupd.app.logs import log_folder, say
 from backupd.app.offspring import HeldSettings, Offspring, open_log, start
@@ -76,7 +76,7 @@ class StreamWatch:
         self._incidents = Incidents(self._scribe.catalog)
         self._awake, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop, name="streams", daemon=True)
-        self._trouble = ""
+        self._guarded = Guard("streams-trouble")
 
     def __enter__(self) -> Self:
         self._scribe.__enter__()
@@ -221,19 +221,6 @@ class StreamWatch:
             work()
         except Exception as error:  # noqa: BLE001  raised by the caller once every stream was looked at
             troubles.append(error)
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """The watch outlives every trouble of one look: the next one may go well."""
-        trouble = ""
-        try:
-            work()
-        except BackupdError as error:
-            trouble = str(error)
-        except Exception as error:  # noqa: BLE001  a watch that died would be missed by nobody; all is told
-            trouble = "".join(traceback.format_exception(error))
-        if trouble and trouble != self._trouble:
-            say("streams-trouble", trouble, level=logging.ERROR)
-        self._trouble = trouble
 
 
 def _wanted(settings: Settings, paused: frozenset[str]) -> dict[str, str]:

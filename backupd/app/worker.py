@@ -11,8 +11,6 @@ import logging
 import signal
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -20,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from backupd.app.admission import may_start
+from backupd.app.guard import Guard
 from backupd.app.jobs import abandon_dead, close, mark_stopped, policy_of, repetition
 from backupd.app.logs import log_path, say
 from backupd.app.offspring import HeldSettings, Offspring, open_log, start
@@ -77,7 +76,7 @@ class Worker:
         self._next_abandon = 0.0
         self._next_start = 0.0
         self._looked = time.monotonic()
-        self._trouble = ""
+        self._guarded = Guard("worker-trouble")
         self._left: bool | None = None
 
     def __enter__(self) -> Self:
@@ -171,19 +170,6 @@ class Worker:
     def _clean(self) -> None:
         """What processes that were killed left in the runtime directory may hold passwords: it goes before any job."""
         runtime_directory()
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """The worker outlives every trouble of one look: the next one may go well."""
-        trouble = ""
-        try:
-            work()
-        except BackupdError as error:
-            trouble = str(error)
-        except Exception as error:  # noqa: BLE001  a worker that died would be missed by nobody; all is told
-            trouble = "".join(traceback.format_exception(error))
-        if trouble and trouble != self._trouble:
-            say("worker-trouble", trouble, level=logging.ERROR)
-        self._trouble = trouble
 
     def _begin(self, job: JobRecord) -> None:
         """Start its process. Where that fails the job has failed: a row that runs without a process would stay."""

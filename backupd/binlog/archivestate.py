@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from backupd.binlog.checkpoint import Cut, LogFile
-from backupd.binlog.spool import write_whole
 from backupd.engine.binlogscan import ScanContext
 from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.clock import format_time, parse_time
+from backupd.process.durable import write_whole
 
 _FORMAT = "backupd-archive/1"
 _NAME = "archive.json"

@@ -34,6 +34,7 @@ from backupd.binlog.evidence import Fingerprint, Seen, ending_of, fingerprint_of
 from backupd.binlog.spoolstate import Entry, State, decode, encode
 from backupd.model.binlog import Branch, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError
+from backupd.process.durable import sync_folder, write_whole
 
 _STATE = "state.json"
 _BRANCHES = "branches"
@@ -92,7 +93,7 @@ class Spool:
         with file.path.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             os.fsync(opened.fileno())
-        _sync_folder(file.path.parent)
+        sync_folder(file.path.parent)
         return size
 
     def remove(self, file: Spooled) -> None:
@@ -167,7 +168,7 @@ class Spool:
             if last is not None and last.ended is None:
                 self.end(last, Ending.CUT)
             (self.folder / _BRANCHES / branch.id).mkdir(mode=0o700, exist_ok=True)
-            _sync_folder(self.folder / _BRANCHES)
+            sync_folder(self.folder / _BRANCHES)
             self._save(branches=(*self._now().branches, branch), seen=None, unlogged=None)
             self._sweep()
 
@@ -184,7 +185,7 @@ class Spool:
             path = self._path(branch.id, name)
             (self.incoming / name).replace(path)
             path.chmod(0o600)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             entries = [entry for entry in self._now().files if (entry.branch, entry.number) != (branch.id, number)]
             before = next((entry for entry in self._now().files if (entry.branch, entry.number) == (branch.id, number)),
                           None)
@@ -317,24 +318,4 @@ def number_of(name: str, basename: str) -> int:
     """42 for ``binlog.000042``; 0 for what is no file of this log."""
     stem, _, number = name.rpartition(".")
     return int(number) if stem == basename and number.isdecimal() else 0
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file by one with this content, so that a kill leaves the old or the new one. Raises OSError."""
-    fresh = path.with_name(f"{path.name}.new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 

@@ -8,21 +8,17 @@ transaction can be left out.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from backupd.engine.binlogchanges import RowWatch
-from backupd.engine.binlogevents import FLAGS_AT, IN_USE, Frames, damaged, read_format
+from backupd.engine.binlogevents import FLAGS_AT, IN_USE, Frames, read_format
 from backupd.engine.binlogtransactions import Assembler
 from backupd.model.binlog import Ending, Transaction
 from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import StreamError
-
-_COPY = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +138,3 @@ def clear_flag(first_bytes: bytes) -> bytes:
         raise ValueError(f"the flag is in byte {FLAGS_AT}; these are {len(first_bytes)} bytes")
     cleared = first_bytes[FLAGS_AT] & ~IN_USE
     return first_bytes[:FLAGS_AT] + bytes((cleared,)) + first_bytes[FLAGS_AT + 1:]
-
-
-def cut(source: Path, target: Path, end: int) -> None:
-    """Copy bytes ``[0, end)`` of a binary log into a new file (0600), with the in-use flag cleared. Raises DamagedError
-    for a source that is shorter, and leaves no target then."""
-    with source.open("rb") as reading, target.open("xb") as writing:
-        os.fchmod(writing.fileno(), 0o600)
-        try:
-            _copy(reading, writing, source.name, end)
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
-
-
-def _copy(reading: BinaryIO, writing: BinaryIO, name: str, end: int) -> None:
-    left = end
-    while left:
-        piece = reading.read(min(left, _COPY))
-        if not piece:
-            raise damaged(end - left, f"{name} ends here, it should have {end} bytes")
-        writing.write(clear_flag(piece) if left == end else piece)
-        left -= len(piece)

@@ -29,7 +29,7 @@ from backupd.engine.emptysystem import initialise
 from backupd.engine.launch import LaunchedServer, Options, ServerConfig, give
 from backupd.engine.logwalk import Walk
 from backupd.model.errors import RefusedError, ToolError
-from backupd.model.gtid import plus, same
+from backupd.model.gtid import covers, plus, same
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.command import Command, locate
 from backupd.process.folders import PASSABLE
@@ -124,7 +124,9 @@ def refuse_other_end(source: LaunchedServer, info: ServerInfo, gtids: str, *, st
     executed; the files of a MySQL server that was made from a backup do not tell of all that is in its data."""
     mariadb = info.flavour is Flavour.MARIADB
     _first, last = served_gtids(source, info)
-    if not same(last if mariadb else plus(start, last, mariadb=False), gtids, mariadb=mariadb):
+    fits = same(last, gtids, mariadb=True) if mariadb else (
+        covers(gtids, last, mariadb=False) and covers(plus(start, last, mariadb=False), gtids, mariadb=False))
+    if not fits:
         raise RefusedError(
             "the logs do not end where the replay is to stop",
             detail=f"they end at {last or 'no GTID'}, the stop is at {gtids or 'no GTID'}",

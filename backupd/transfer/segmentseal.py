@@ -7,7 +7,6 @@ and no byte of it was given to any destination; afterwards the same bytes go to 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +16,7 @@ from backupd.engine.binlogscan import clear_flag
 from backupd.model.binlog import Segment, Transaction
 from backupd.model.errors import DamagedError, StreamError
 from backupd.model.manifest import PART_SIZE, StoredObject
+from backupd.process.durable import sync_folder, write_private
 from backupd.transfer.seal import Sealer
 from backupd.transfer.segmentdoc import SealedPart, SegmentHeader, decode_segment, encode_segment
 from storage import layout
@@ -66,9 +66,9 @@ class Sealing:
             self._close_index()
         header = SegmentHeader(segment, self._sealer.recipients, tuple(self._parts), tuple(self._index))
         fresh = self._folder / f"{layout.SEGMENT}.new"
-        _write(fresh, encode_segment(header))
+        write_private(fresh, encode_segment(header))
         fresh.rename(self._folder / layout.SEGMENT)
-        _sync(self._folder)
+        sync_folder(self._folder)
         self._folder.rename(target)
         return Sealed(target, header)
 
@@ -89,7 +89,7 @@ class Sealing:
 
     def _seal(self, name: str, data: bytes | bytearray) -> SealedPart:
         sealed = self._sealer.seal(data)
-        _write(self._folder / name, sealed)
+        write_private(self._folder / name, sealed)
         return SealedPart(StoredObject(name, len(sealed), hashlib.sha256(sealed).hexdigest()), len(data),
                           hashlib.sha256(data).hexdigest())
 
@@ -120,19 +120,3 @@ class Sealed:
         """The header first, so that a half removed folder is not taken for a whole one."""
         (folder / layout.SEGMENT).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

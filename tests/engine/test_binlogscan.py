@@ -7,14 +7,12 @@ import itertools
 import json
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO, cast
 
 import pytest
 
-from backupd.engine.binlogscan import Scan, ScanContext, clear_flag, cut, scan
+from backupd.engine.binlogscan import Scan, ScanContext, clear_flag, scan
 from backupd.model.binlog import Ending, Transaction
-from backupd.model.errors import DamagedError
 from backupd.model.gtid import same
 from tests.support.binlogs import (
     FLAVOURS,
@@ -159,20 +157,6 @@ def test_a_scan_goes_on_only_where_another_ended(logs: Logs) -> None:
         scan(io.BytesIO(data[500:]), start=500)
     with pytest.raises(ValueError, match="context"):
         scan(io.BytesIO(data[500:]), start=500, context=whole.context)
-
-
-def test_cut_copies_the_beginning_with_its_flag_cleared(logs: Logs, tmp_path: Path) -> None:
-    source = logs.files["growing"].path
-    _, transactions = all_of(source)
-    end = transactions[20].end
-    cut(source, tmp_path / "cut", end)
-
-    made, found = all_of(tmp_path / "cut")
-    assert (made.end, made.tail, made.in_use) == (end, 0, False)
-    assert found == transactions[:21]
-    with pytest.raises(DamagedError):
-        cut(source, tmp_path / "longer", source.stat().st_size + 1)
-    assert not (tmp_path / "longer").exists()
 
 
 class Repeated:

@@ -122,7 +122,8 @@ def test_a_cancelled_replay_ends_at_once_and_may_begin_again_where_the_copy_stan
         assert not (short_tmp / "source").exists()
         with server.connection.connect() as session:
             executed = _executed(kind, session)
-        roll(server, info, replace(quiet.logs, start=replace(quiet.after_base, gtid=executed or quiet.after_base.gtid)))
+        # Where that is in the files nobody knows, so it is told by GTID alone.
+        roll(server, info, replace(quiet.logs, start=Position("", 0, executed) if executed else quiet.after_base))
         with asking(server) as ask:
             copied = content(kind, ask)
     # The state of events that the first attempt made is lost with it: such a copy is for looking at.
