@@ -19,6 +19,8 @@ from backupd.model.manifest import StoredObject
 from storage import layout
 from storage.destination import Destination
 
+_CHUNK = 1024 * 1024
+
 
 def identity(key: bytes, plain_sha256: bytes, size: int, codec: str, recipients: Sequence[str]) -> str:
     """64 hex: HMAC-SHA-256 under the repository's ``key`` over what makes two objects interchangeable.
@@ -73,6 +75,25 @@ def _verified(destination: Destination, key: str, item: StoredObject) -> bytes:
     if hashlib.sha256(data).hexdigest() != item.sha256:
         raise _damaged(destination, key, f"its {item.size} bytes are not those that were stored (SHA-256 differs)")
     return data
+
+
+def problem(destination: Destination, key: str, item: StoredObject) -> str:
+    """What is wrong with the bytes under ``key``, which should be those of ``item``; "" when nothing is. Reads them
+    all, a piece at a time."""
+    digest = hashlib.sha256()
+    size = 0
+    try:
+        with destination.get(key) as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+    except ObjectMissingError:
+        return "is missing"
+    except OSError as error:  # the medium itself: a bad sector is damage, not a reason to stop looking
+        return f"cannot be read: {error.strerror or error}"
+    if size != item.size:
+        return f"holds {size} bytes where {item.size} were stored"
+    return "" if digest.hexdigest() == item.sha256 else "holds other bytes than were stored (SHA-256 differs)"
 
 
 def _damaged(destination: Destination, key: str, what: str) -> DamagedError:

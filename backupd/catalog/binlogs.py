@@ -169,14 +169,6 @@ class Binlogs:
             return int(connection.scalar(select(func.coalesce(func.sum(_C.stored), 0)).where(
                 _C.branch == number, _C.number >= first, _C.number <= last, _C.destination == destination)) or 0)
 
-    def first_after(self, server: str, branch: str, place: Place, moment: datetime) -> SegmentRecord | None:
-        """The first segment in log order, from ``place`` on, in which something committed later than ``moment``."""
-        with self._database.read() as connection:
-            query = _select(connection, server, branch, place, None, None)
-            if query is None:
-                return None
-            return next(_records(connection, server, query.where(_S.last_at > moment).limit(1)), None)
-
     def holding(self, server: str, branch: str, number: int, pos: int) -> SegmentRecord | None:
         """The segment in which the byte at ``pos`` lies, the whole file before a piece; where ``pos`` is the end of all
         there is of the file, the one that ends there."""

@@ -11,13 +11,6 @@ from backupd.model.errors import DamagedError
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
-def encode_index(transactions: Iterable[Transaction]) -> Iterator[bytes]:
-    """Lines with their line ends; the first one is the head."""
-    yield index_head()
-    for transaction in transactions:
-        yield index_line(transaction)
-
-
 def index_head() -> bytes:
     return (_encode({"format": INDEX_FORMAT}) + "\n").encode()
 

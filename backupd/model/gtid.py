@@ -109,14 +109,6 @@ class MysqlGtids:
             for source, intervals in sorted(self.runs.items()))
 
 
-Gtids = MariadbGtids | MysqlGtids
-
-
-def parse_gtids(text: str, *, mariadb: bool) -> Gtids:
-    """Raises ValueError."""
-    return MariadbGtids.parse(text) if mariadb else MysqlGtids.parse(text)
-
-
 def covers(one: str, other: str, *, mariadb: bool) -> bool:
     """Does ``one`` hold everything of ``other``? Raises ValueError for what is neither."""
     if mariadb:

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from backupd.model.binlog import Segment
-from backupd.model.errors import ObjectMissingError
 from backupd.model.manifest import Header, StoredObject
 from backupd.model.progress import Progress, Report
 from backupd.transfer.segmentdoc import SegmentHeader
-from storage import layout
+from storage import layout, objects
 from storage.destination import Destination
-
-_CHUNK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ def _read(destination: Destination, wanted: Mapping[str, StoredObject], damage: 
 
     def check(item: tuple[str, StoredObject]) -> Damage | None:
         key, stored = item
-        problem = _problem(destination, key, stored)
+        problem = objects.problem(destination, key, stored)
         counter.add(stored.size)
         return damage(key, problem) if problem else None
 
@@ -129,25 +126,6 @@ def _wanted(
             wanted[key] = stored
             owners.setdefault(key, []).append(header.backup_id)
     return wanted, owners
-
-
-def _problem(destination: Destination, key: str, stored: StoredObject) -> str:
-    digest = hashlib.sha256()
-    size = 0
-    try:
-        with destination.get(key) as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-    except ObjectMissingError:
-        return "missing"
-    except OSError as error:  # the medium itself: a bad sector is damage, not a reason to stop looking
-        return f"cannot be read: {error.strerror or error}"
-    if size != stored.size:
-        return f"{size} bytes where {stored.size} were stored"
-    if digest.hexdigest() != stored.sha256:
-        return "its bytes are not those that were stored (SHA-256 differs)"
-    return ""
 
 
 class _Counter:

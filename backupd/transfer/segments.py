@@ -116,13 +116,14 @@ def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, now:
     key = sealed.header.folder + item.name
     try:
         info = destination.stat(key)
-        if info.size == item.size and abs(now - info.modified_at) < _FRESH and not _problem(destination, key, item):
+        fresh = info.size == item.size and abs(now - info.modified_at) < _FRESH
+        if fresh and not objects.problem(destination, key, item):
             return
     except ObjectMissingError:
         pass
     with sealed.open(item) as stream:
         destination.put(key, stream)
-    if problem := _problem(destination, key, item):
+    if problem := objects.problem(destination, key, item):
         raise _lost(destination, key, problem)
 
 
@@ -272,24 +273,9 @@ def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
 
 def problems(destination: Destination, header: SegmentHeader) -> dict[str, str]:
     """Re-reads everything of a segment but its header: what is wrong, by key. Needs no private key."""
-    found = {header.folder + item.name: _problem(destination, header.folder + item.name, item)
+    found = {header.folder + item.name: objects.problem(destination, header.folder + item.name, item)
              for item in header.sealed}
     return {key: problem for key, problem in found.items() if problem}
-
-
-def _problem(destination: Destination, key: str, item: StoredObject) -> str:
-    digest = hashlib.sha256()
-    size = 0
-    try:
-        with destination.get(key) as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-    except ObjectMissingError:
-        return "is missing"
-    if size != item.size:
-        return f"holds {size} bytes where {item.size} were stored"
-    return "" if digest.hexdigest() == item.sha256 else "holds other bytes than were stored (SHA-256 differs)"
 
 
 def remove(destination: Destination, server: str, key: SegmentKey) -> None:

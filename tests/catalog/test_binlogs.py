@@ -113,28 +113,6 @@ def test_very_many_segments_are_given_one_by_one(logs: Catalog, monkeypatch: pyt
         *((number, 0) for number in range(1, 10)), (9, 10)]
 
 
-def test_the_segment_of_a_moment_is_the_first_with_a_later_commit(logs: Catalog) -> None:
-    add(logs, segment(1), segment(2), replace(segment(3), first_at=None, last_at=None, transactions=0), segment(4))
-    end_of_two = NOON + timedelta(seconds=2_100)
-
-    def number(place: tuple[int, int], moment: datetime) -> int | None:
-        found = logs.binlogs.first_after(SERVER, FIRST, place, moment)
-        return found.key.number if found else None
-
-    assert number((1, 4), end_of_two - timedelta(microseconds=1)) == 2
-    assert number((1, 4), end_of_two) == 4
-    assert number((3, 0), NOON) == 4
-    assert number((1, 4), NOON + timedelta(days=1)) is None
-
-
-def test_a_clock_that_went_back_does_not_hide_the_first_later_commit(logs: Catalog) -> None:
-    early = replace(segment(2), last_at=NOON)
-    add(logs, segment(1), early, segment(3))
-    found = logs.binlogs.first_after(SERVER, FIRST, (2, 0), NOON + timedelta(seconds=1_050))
-    assert found is not None
-    assert found.key.number == 3
-
-
 def test_a_position_is_in_the_whole_file_rather_than_in_a_piece(logs: Catalog) -> None:
     add(logs, piece(1, 0, 40), piece(1, 40, 90), segment(1), piece(2, 0, 40))
 

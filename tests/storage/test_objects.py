@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
+import os
 
 import pytest
 
@@ -30,6 +33,31 @@ def test_identity_depends_on_everything_that_matters_and_nothing_else() -> None:
     assert len({base, *others}) == 7
     with pytest.raises(ValueError, match="empty key"):
         objects.identity(b"", DIGEST, 5, "c", [])
+
+
+class BadSector(io.RawIOBase):
+    """What a file on a failing disk is: it opens, and cannot be read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, _buffer: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_every_way_in_which_stored_bytes_can_be_wrong_is_told(
+        pool: MemoryDestination, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = objects.named("ab" * 32, b"sealed")
+    key = layout.object_key(item.name)
+    assert objects.problem(pool, key, item) == "is missing"
+    put(pool, key, b"sealed")
+    assert objects.problem(pool, key, item) == ""
+    put(pool, key, b"seal")
+    assert objects.problem(pool, key, item) == "holds 4 bytes where 6 were stored"
+    put(pool, key, b"Sealed")
+    assert "SHA-256 differs" in objects.problem(pool, key, item)
+    monkeypatch.setattr(pool, "get", lambda *_args, **_more: io.BufferedReader(BadSector()))
+    assert objects.problem(pool, key, item) == "cannot be read: Input/output error"
 
 
 def test_what_was_stored_is_fetched(pool: MemoryDestination) -> None:
