@@ -185,7 +185,7 @@ def test_verify_reads_the_logs_and_the_catalog_learns_which_copies_are_good(
     segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[2]))
     done = verify(wiring, SERVER, None, progress)
     assert [(damage.destination, damage.problem.partition(" ")[0]) for damage in done.damages] == [
-        ("local", "holds"), ("offsite", "is")]
+        ("local", "holds"), ("offsite", "missing")]
     assert [(run.destination, run.first_number, run.last_number) for run in wiring.catalog.binlogs.runs(SERVER)] == [
         ("local", 1, 1), ("local", 3, 3), ("offsite", 1, 2)]
     spoil(wiring, "local", logs[1], "part-00000.zst.gpg")
