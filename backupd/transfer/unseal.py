@@ -92,6 +92,9 @@ class Unsealer:
             return DamagedError("a sealed object is damaged",
                                 ["it was altered or cut off: its integrity code does not match"],
                                 hint="restore from another destination's copy of this backup")
+        if "NODATA" in words:  # doc/DETAILS of GnuPG: 1 to 3, no packet or an invalid one
+            return DamagedError("a sealed object is damaged", [error.detail],
+                                hint="restore from another destination's copy of this backup")
         missing = {line.text.split()[0] for line in lines if line.keyword == "NO_SECKEY" and line.text}
         if missing.issuperset(form.key_ids):
             return KeyUnusableError(

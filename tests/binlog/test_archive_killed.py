@@ -13,7 +13,7 @@ from backupd.transfer.seal import Sealer
 from backupd.transfer.segmentdoc import SegmentHeader
 from backupd.transfer.unseal import Unsealer
 from storage.filesystem import FilesystemDestination
-from tests.binlog.archived import Clock, House
+from tests.binlog.archived import Books, Clock, House
 from tests.support.dice import rounds, thrown
 from tests.support.keys import Keys
 from tests.support.reallogs import real_logs
@@ -26,7 +26,8 @@ def test_a_process_killed_at_random_leaves_every_log_whole(short_tmp: Path, keys
     clock.now = datetime.now(UTC)
     disk = FilesystemDestination("disk", short_tmp / "d")
     disk.initialise(clock())
-    house = House(short_tmp / "spool", [disk], clock, sealer=Sealer([keys.fingerprint], keys.public_home))
+    house = House(short_tmp / "spool", [disk], clock, sealer=Sealer([keys.fingerprint], keys.public_home),
+                  books=Books(forgotten=True))
     logs = real_logs()
     for turn in range(rounds(6)):
         log = logs[turn % len(logs)]

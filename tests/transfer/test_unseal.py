@@ -52,6 +52,14 @@ def test_every_flipped_byte_is_refused(homes: Homes, which: str) -> None:
         refused(homes, bytes(damaged))
 
 
+def test_another_algorithm_of_the_session_key_is_damage(homes: Homes) -> None:
+    sealed = Sealer([homes.one], homes.both).seal(b"x")
+    for algorithm in (0, 3, 16, 17, 20, 22, 25, 255):  # 20 makes gpg see no packet at all
+        damaged = bytearray(sealed)
+        damaged[11] = algorithm
+        assert isinstance(refused(homes, bytes(damaged)), DamagedError), algorithm
+
+
 def test_every_flipped_bit_of_the_session_key_packet_is_refused_or_harmless_before_gpg_sees_it(homes: Homes) -> None:
     sealed = Sealer([homes.one], homes.both).seal(b"x")
     # The bits that gpg itself lets pass: version, length of an integer, prefix and last bit of the point.
