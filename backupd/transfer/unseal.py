@@ -81,20 +81,16 @@ class Unsealer:
                        else self._explained(error, status.lines(), form)) from error
             words = {line.keyword for line in status.lines()}
         if not {"DECRYPTION_OKAY", "GOODMDC"} <= words or words & {"DECRYPTION_FAILED", "BADMDC"}:
-            raise DamagedError("a sealed object is damaged", ["gpg does not confirm its integrity"])
+            raise _damaged("gpg does not confirm its integrity")
         return decoder.result()
 
     def _explained(self, error: ToolError, lines: Sequence[StatusLine], form: Outline) -> BackupdError:
         """What gpg's failure means. The order matters: after a session key, only the data can be wrong."""
         words = {line.keyword for line in lines}
         keys = ", ".join(form.key_ids)
-        if "BADMDC" in words or {"DECRYPTION_INFO", "DECRYPTION_FAILED"} <= words:
-            return DamagedError("a sealed object is damaged",
-                                ["it was altered or cut off: its integrity code does not match"],
-                                hint="restore from another destination's copy of this backup")
-        if "NODATA" in words:  # doc/DETAILS of GnuPG: 1 to 3, no packet or an invalid one
-            return DamagedError("a sealed object is damaged", [error.detail],
-                                hint="restore from another destination's copy of this backup")
+        # NODATA (doc/DETAILS of GnuPG): no packet where one must be, or an invalid one.
+        if words & {"BADMDC", "NODATA"} or {"DECRYPTION_INFO", "DECRYPTION_FAILED"} <= words:
+            return _damaged("it was altered or cut off: its integrity code does not match, or gpg finds no packet")
         missing = {line.text.split()[0] for line in lines if line.keyword == "NO_SECKEY" and line.text}
         if missing.issuperset(form.key_ids):
             return KeyUnusableError(
@@ -110,14 +106,17 @@ class Unsealer:
                     detail=error.detail,
                     hint="write it to a file (0600) and name that in restore.passphrase_file")
         if codes and _ALTERED_CODES.issuperset(codes):
-            return DamagedError("a sealed object is damaged",
-                                [f"its session key for {keys} is not what it was: {error.detail}"],
-                                hint="restore from another destination's copy of this backup")
+            return _damaged(f"its session key for {keys} is not what it was: {error.detail}")
         if "DECRYPTION_FAILED" in words:
             return _AgentBusyError(ToolError(
                 f"gpg could not use the secret key for {keys}", detail=error.detail,
                 hint=f"look at the agent: gpg-connect-agent --homedir {self._home} /bye"))
         return error
+
+
+def _damaged(reason: str) -> DamagedError:
+    return DamagedError("a sealed object is damaged", [reason],
+                        hint="restore from another destination's copy of this backup")
 
 
 def passphrase_options(file: Path | None) -> tuple[str, ...]:
