@@ -20,6 +20,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from backupd.model import table as model_table
 from backupd.model.clock import parse_time
 from backupd.model.ids import is_id, is_name
 from backupd.model.units import parse_duration, parse_size
@@ -180,13 +181,8 @@ def _local_path(value: Any, info: ValidationInfo) -> Path:
     return local_path(str(value), context.get(BASE) if isinstance(context, dict) else None)
 
 
-_PATTERN = re.compile(r"[^.\s][^.]*\.[^.]+")
-
-
 def _table_pattern(value: str) -> str:
-    if not _PATTERN.fullmatch(value):
-        raise ValueError(f"{value!r} is not a pattern of tables: write schema.table, as in shop.* or shop.audit_*")
-    return value
+    return model_table.TablePattern.parse(value).text
 
 
 Size = Annotated[int, BeforeValidator(_size), WithJsonSchema({"type": ["string", "integer"], "format": "size"})]

@@ -15,12 +15,13 @@ from typing import TypeVar
 from backupd.engine.client import Connection, Session, error_code
 from backupd.engine.launch import OWN_ACCOUNT
 from backupd.engine.probe import read_dialect
-from backupd.engine.tables import TableName, list_tables
+from backupd.engine.tables import list_tables
 from backupd.engine.witness import checksums, object_counts
 from backupd.model.errors import ServerError
 from backupd.model.progress import Progress, Report
 from backupd.model.proof import Check, Witness
 from backupd.model.server import Position
+from backupd.model.table import TableName
 from restore.points import same_position
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"

@@ -20,9 +20,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backupd.engine.client import Session, is_denied, quote_name
+from backupd.engine.client import Session, is_denied
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour, Version
+from backupd.model.table import quote_name
 
 _NAME = r"`(?:[^`]|``)*`"
 _TEXT = r"'(?:[^'\\]|\\.|'')*'"

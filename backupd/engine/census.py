@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.client import Session, error_code, is_denied, quote_name
+from backupd.engine.client import Session, error_code, is_denied
 from backupd.engine.dialect import Dialect
 from backupd.engine.risks import recovery_risks
 from backupd.engine.tables import Table, list_tables
 from backupd.model.errors import ServerError
 from backupd.model.server import ExternalPath, Flavour
+from backupd.model.table import quote_name
 
 _COPIED = {
     Flavour.MARIADB: frozenset({"InnoDB", "MyISAM", "Aria", "MRG_MyISAM", "CSV", "ARCHIVE", "ROCKSDB"}),

@@ -254,11 +254,6 @@ def is_denied(error: ServerError) -> bool:
     return error_code(error) in ACCESS_DENIED
 
 
-def quote_name(*names: str) -> str:
-    """```shop`.`or``der` ``: identifiers as they may stand in any statement, whatever the sql_mode."""
-    return ".".join("`" + name.replace("`", "``") + "`" for name in names)
-
-
 def _server_error(message: str, error: pymysql.err.Error | OSError, *, statement: str = "") -> ServerError:
     arguments = error.args
     code = arguments[0] if arguments and isinstance(arguments[0], int) else 0

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from backupd.engine.client import Session, quote_name
+from backupd.engine.client import Session
 from backupd.engine.logwalk import Statement
+from backupd.model.table import quote_name
 
 
 class EventState(StrEnum):

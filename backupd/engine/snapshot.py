@@ -14,12 +14,13 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
-from backupd.engine.client import Connection, Session, error_code, is_denied, quote_name
+from backupd.engine.client import Connection, Session, error_code, is_denied
 from backupd.engine.dialect import Dialect
 from backupd.engine.probe import read_dialect
-from backupd.engine.tables import TableIds, TableName, definitions, table_ids
+from backupd.engine.tables import TableIds, definitions, table_ids
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour, Position
+from backupd.model.table import TableName, quote_name
 
 _SETTINGS = (
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",

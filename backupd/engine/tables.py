@@ -7,14 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Self
 
-from backupd.engine.client import Session, error_code, quote_name
+from backupd.engine.client import Session, error_code
 from backupd.model.errors import ServerError
+from backupd.model.table import TableName, quote_name
 
 SYSTEM_SCHEMAS = ("information_schema", "mysql", "performance_schema", "sys")
-
-_QUOTED = re.compile(r"`((?:[^`]|``)+)`\.`((?:[^`]|``)+)`")
 
 _TABLES = """
 SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, COALESCE(DATA_LENGTH, 0) + COALESCE(INDEX_LENGTH, 0),
@@ -47,25 +45,6 @@ _COLUMNS = """
 SELECT COLUMN_NAME, DATA_TYPE, EXTRA FROM information_schema.COLUMNS
 WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION
 """
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class TableName:
-    """A table's schema and name. As text both are quoted with backticks: ```shop`.`orders` ``."""
-
-    schema: str
-    table: str
-
-    def __str__(self) -> str:
-        return quote_name(self.schema, self.table)
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what ``str`` wrote. Raises ValueError."""
-        match = _QUOTED.fullmatch(text)
-        if match is None:
-            raise ValueError(f"{text!r} is not a quoted table name")
-        return cls(match.group(1).replace("``", "`"), match.group(2).replace("``", "`"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,13 @@ from backupd.engine.client import Connection, Session, error_code, is_denied
 from backupd.engine.commitlock import ANNOUNCEMENT
 from backupd.engine.probe import read_dialect
 from backupd.engine.snapshot import Snapshot
-from backupd.engine.tables import SYSTEM_SCHEMAS, Table, TableName, checksum_statement, list_tables
+from backupd.engine.tables import SYSTEM_SCHEMAS, Table, checksum_statement, list_tables
 from backupd.model.clock import Clock
 from backupd.model.errors import ServerError
 from backupd.model.progress import Progress, Report, silent
 from backupd.model.proof import Witness
 from backupd.model.server import Position
+from backupd.model.table import TableName
 
 SNAPSHOT_ENGINES = frozenset({"InnoDB", "ROCKSDB"})
 HELD_LOCKS_SECONDS = 60.0

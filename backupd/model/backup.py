@@ -45,7 +45,8 @@ class BackupRecord:
     """The JSON shape of a backup (contract): see ``as_json``. Times are UTC, sizes bytes.
 
     ``from_lsn`` and ``to_lsn``: log sequence numbers of the tool, 0 where it has none; an increment begins where its
-    parent ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another one was due.
+    parent ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another one was due. Of a
+    logical one: ``table_set`` of the policy, and ``tables_missing``, how many tables of it could not be dumped.
     """
 
     id: str
@@ -67,6 +68,8 @@ class BackupRecord:
     to_lsn: int = 0
     server_uuid: str = ""
     reason: str = ""
+    table_set: str = ""
+    tables_missing: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -78,5 +81,6 @@ class BackupRecord:
             "flavour": self.flavour, "server_version": self.server_version, "tool_version": self.tool_version,
             "pinned": self.pinned, "warnings": list(self.warnings),
             "from_lsn": self.from_lsn, "to_lsn": self.to_lsn, "reason": self.reason,
+            "set": self.table_set, "tables_missing": self.tables_missing,
             "copies": [copy.as_json() for copy in self.copies],
         }

@@ -332,7 +332,8 @@ class ReplaySpec:
     ``legs``: more than one where it goes across a fork. ``reason``: why this method. ``exclude``: GTIDs that are left
     out. ``doubtful``: transactions of which the logs do not tell whether they belong before the target, in words.
     ``size`` (bytes) and ``transactions``: what is replayed, at most. ``server_ids``: of all events, so that the
-    restored server can take another one.
+    restored server can take another one. ``tables``: only these, quoted, are replayed, and what cannot be told from
+    them; empty for all.
     """
 
     legs: tuple[ReplayLeg, ...]
@@ -343,6 +344,7 @@ class ReplaySpec:
     server_ids: tuple[int, ...]
     exclude: tuple[str, ...] = ()
     doubtful: tuple[str, ...] = field(default=())
+    tables: tuple[str, ...] = ()
 
     @property
     def stop(self) -> Stop:

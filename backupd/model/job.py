@@ -28,12 +28,13 @@ class JobKind(StrEnum):
 class JobState(StrEnum):
     """``abandoned``: whoever ran it is gone without a word (killed, power cut). ``missed``: its time passed while
     nobody was there to start it. ``skipped``: its time came and a rule (pause, blackout, the run before it) kept it
-    from starting.
+    from starting. ``partial``: what came of it is there and can be used, and something that belongs to it is missing.
     """
 
     QUEUED = "queued"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
+    PARTIAL = "partial"
     FAILED = "failed"
     CANCELLED = "cancelled"
     ABANDONED = "abandoned"
@@ -43,8 +44,10 @@ class JobState(StrEnum):
 
 JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.SKIPPED}),
-    JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED}),
+    JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.PARTIAL, JobState.FAILED, JobState.CANCELLED,
+                                 JobState.ABANDONED}),
     JobState.SUCCEEDED: frozenset(),
+    JobState.PARTIAL: frozenset(),
     JobState.FAILED: frozenset(),
     JobState.CANCELLED: frozenset(),
     JobState.ABANDONED: frozenset(),

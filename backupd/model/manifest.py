@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from backupd.model.clock import format_time, parse_time
+from backupd.model.dump import DumpFacts
 from backupd.model.errors import DamagedError
 from backupd.model.server import Position, Receipts, ServerInfo, Tool
 
@@ -74,7 +75,8 @@ class Header:
     begins where its ``parent`` ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another
     was due. ``config``: the configuration of the source's host, where it was taken. ``tool``: the name of the tool that
     took it, since no other one can go on from there. ``landmarks``: None where no increment can build on this backup,
-    and in manifests that are older than they.
+    and in manifests that are older than they. Of a logical backup: ``table_set``, the policy's set that was dumped, and
+    ``tables_missing``, how many tables of it could not be.
     """
 
     backup_id: str
@@ -97,6 +99,8 @@ class Header:
     config: StoredObject | None = None
     tool: str = ""
     landmarks: Landmarks | None = None
+    table_set: str = ""
+    tables_missing: int = 0
 
     @property
     def side_files(self) -> tuple[StoredObject, ...]:
@@ -135,7 +139,7 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class BodyFacts:
     """Everything of the body but the entries. ``objects_digest`` binds the body to its header's object list, ``parent``
-    to the backup that it builds on."""
+    to the backup that it builds on. ``dump``: of a logical backup."""
 
     backup_id: str
     position: Position
@@ -145,6 +149,7 @@ class BodyFacts:
     objects_digest: str
     warnings: tuple[str, ...] = ()
     parent: str | None = None
+    dump: DumpFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +195,8 @@ def encode_header(header: Header) -> bytes:
     }
     if header.landmarks is not None:  # without them, the document is the one that earlier versions wrote
         document["landmarks"] = {**asdict(header.landmarks), "layout": dict(header.landmarks.layout)}
+    if header.table_set or header.tables_missing:
+        document["logical"] = {"set": header.table_set, "missing": header.tables_missing}
     document["checksum"] = hashlib.sha256(_canonical(document)).hexdigest()
     return _canonical(document)
 
@@ -203,6 +210,7 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             raise ValueError("its checksum does not match its content")
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r} is not known to this version")
+        logical = document.get("logical", {})
         header = Header(
             backup_id=document["backup"], server=document["server"], kind=document["kind"],
             parent=document["parent"], started_at=parse_time(document["started_at"]),
@@ -213,7 +221,8 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             runbook=_read_stored(document["runbook"]), from_lsn=document["from_lsn"], to_lsn=document["to_lsn"],
             server_uuid=document["server_uuid"], reason=document["reason"],
             config=_read_stored(document["config"]) if document["config"] else None, tool=document["tool"],
-            landmarks=Landmarks(**document["landmarks"]) if "landmarks" in document else None)
+            landmarks=Landmarks(**document["landmarks"]) if "landmarks" in document else None,
+            table_set=logical.get("set", ""), tables_missing=int(logical.get("missing", 0)))
         if encode_header(header) != raw:
             raise ValueError("its bytes differ from what was written")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -246,6 +255,8 @@ def encode_body(body: Body) -> Iterator[bytes]:
              "server": facts.server.as_json(), "tool": facts.tool.as_json(), "receipts": facts.receipts.as_json(),
              "objects_digest": facts.objects_digest, "warnings": list(facts.warnings), "parent": facts.parent,
              "entries": len(body.entries)}
+    if facts.dump is not None:
+        first["dump"] = facts.dump.as_json()
     yield json.dumps(first, sort_keys=True).encode() + b"\n"
     for entry in body.entries:
         yield json.dumps(encode_entry(entry), sort_keys=True).encode() + b"\n"
@@ -265,7 +276,8 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
             backup_id=first["backup"], position=Position.from_json(first["position"]),
             server=ServerInfo.from_json(first["server"]), tool=Tool.from_json(first["tool"]),
             receipts=Receipts.from_json(first["receipts"]), objects_digest=first["objects_digest"],
-            warnings=tuple(first["warnings"]), parent=first["parent"])
+            warnings=tuple(first["warnings"]), parent=first["parent"],
+            dump=DumpFacts.from_json(first["dump"]) if "dump" in first else None)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
                            hint="restore from another destination's copy of this backup") from error

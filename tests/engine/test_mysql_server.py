@@ -15,9 +15,10 @@ from backupd.engine.grants import needs, read_grants
 from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.probe import examine, probe
 from backupd.engine.snapshot import Snapshot
-from backupd.engine.tables import TableName, list_tables
+from backupd.engine.tables import list_tables
 from backupd.engine.witness import checksums, object_counts, take
 from backupd.model.server import Flavour, Role, Version
+from backupd.model.table import TableName
 from restore.checks import PASSED, check_tables
 from restore.start import forget_replication
 from tests.support import mysql

@@ -15,7 +15,6 @@ import pytest
 from backupd.engine import witness as module
 from backupd.engine.client import Connection
 from backupd.engine.snapshot import Snapshot
-from backupd.engine.tables import TableName
 from backupd.engine.witness import (
     LockWindowWitness,
     checksums,
@@ -27,6 +26,7 @@ from backupd.model.errors import ServerError
 from backupd.model.progress import Progress
 from backupd.model.proof import Witness
 from backupd.model.server import Position
+from backupd.model.table import TableName
 from tests.support import sample
 from tests.support.dice import rounds
 from tests.support.load import Writers
