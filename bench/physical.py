@@ -12,64 +12,33 @@ import os
 import platform
 import shlex
 import shutil
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from backupd.model.units import format_size, parse_size
-from bench import looking, replaying, scheduling, solving, streaming, timeline
-from bench.measure import Run, Series, timed
-from tests.support.keys import Keys, operator_keys
+from bench import logical, looking, onetable, replaying, scheduling, solving, streaming, timeline
+from bench.house import House
+from bench.measure import Run, Series, compared, table, timed
+from tests.support.keys import operator_keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import DATABASE_USER, make_short_directory
 from tests.support.sample import create
 
 LEVEL = 1
 """backupd's own default."""
-BACKUPD = str(Path(sys.executable).with_name("backupd"))
 
 
-class Bench:
-    """One source server, one key, one scratch folder."""
-
-    def __init__(self, base: Path, server: PrivateServer, keys: Keys, size: int) -> None:
-        self.base, self.server, self.keys, self.size = base, server, keys, size
-        self.repository = base / "repository"
-        self.config = base / "backupd.yaml"
-        self._write_config()
-
-    def _write_config(self) -> None:
-        policies = self.base / "policies"
-        policies.mkdir()
-        (policies / "bench.yaml").write_text(
-            'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\nwitness: {enabled: false}\n')
-        client = self.server.client_file()
-        self.config.write_text(
-            f"catalog: sqlite:///{self.base}/catalog.db\nspool: {self.base}/spool\npolicies: {policies}\n"
-            f"servers:\n  bench: {{socket: {self.server.socket}, defaults_file: {client}, policy: bench}}\n"
-            f"destinations:\n  local: {{type: filesystem, path: {self.repository}}}\n"
-            f"encryption: {{gnupg_home: {self.keys.public_home}, recipients: [{self.keys.user_id}]}}\n"
-            f"restore: {{gnupg_home: {self.keys.secret_home}, scratch: {{path: {self.base}/scratch}}}}\n")
-
-    def backupd(self, *args: str) -> Run:
-        return timed([BACKUPD, "--config", str(self.config), *args])
-
-    def fresh_repository(self) -> None:
-        for path in (self.repository, self.base / "spool"):
-            shutil.rmtree(path, ignore_errors=True)
-        for path in self.base.glob("catalog.db*"):
-            path.unlink()
+class Bench(House):
+    """And the pipe."""
 
     def pipe_backup(self, level: int, threads: int) -> Run:
         shutil.rmtree(self.base / "tool", ignore_errors=True)
         script = (
             f"mariadb-backup --defaults-file={shlex.quote(str(self.server.client_file()))} --backup "
             f"--stream=xbstream --target-dir={self.base}/tool --socket={self.server.socket} 2>{self.base}/tool.log"
-            f" | zstd -q -{level} -T{threads} | gpg --homedir {self.keys.public_home} --batch --no-tty --quiet "
-            f"--trust-model always --compress-algo none -e -r {self.keys.fingerprint} > {self.base}/full.xb.zst.gpg"
-            f" && sync {self.base}/full.xb.zst.gpg")
+            f" | {self.seal(level, threads)} > {self.base}/full.xb.zst.gpg && sync {self.base}/full.xb.zst.gpg")
         return timed(["bash", "-o", "pipefail", "-c", script])
 
     def pipe_restore(self) -> Run:
@@ -77,8 +46,7 @@ class Bench:
         target = self.base / "plain"
         socket = self.base / "plain.sock"
         script = (
-            f"( mkdir {target} && gpg --homedir {self.keys.secret_home} --batch --no-tty --quiet -d "
-            f"{self.base}/full.xb.zst.gpg | zstd -q -d | mbstream -x -C {target} && "
+            f"( mkdir {target} && {self.unseal(f'{self.base}/full.xb.zst.gpg')} | mbstream -x -C {target} && "
             f"mariadb-backup --prepare --use-memory=1G --target-dir={target} && "
             f"chown -R {DATABASE_USER}: {target} && "
             f"setpriv --reuid {DATABASE_USER} --regid {DATABASE_USER} --init-groups mariadbd --no-defaults "
@@ -94,15 +62,9 @@ class Bench:
 
     def our_restore(self) -> tuple[Run, Run]:
         """The whole restore, and the same without its phase ``verified`` (CHECK TABLE), which the pipe does not do."""
-        target = self.base / "ours"
-        try:
-            run = self.backupd("restore", "bench", "--to", "latest", "--datadir", str(target), "--start", "--json")
-            outcome = json.loads(run.stdout)
-            timed(["mariadb-admin", "--no-defaults", f"--socket={outcome['started']['socket']}", "shutdown"])
-            checks = sum(phase["seconds"] for phase in outcome["phases"] if phase["name"] == "verified")
-            return run, replace(run, seconds=run.seconds - checks)
-        finally:
-            shutil.rmtree(target, ignore_errors=True)
+        run, outcome = self.restore_whole("latest")
+        checks = sum(phase["seconds"] for phase in outcome["phases"] if phase["name"] == "verified")
+        return run, replace(run, seconds=run.seconds - checks)
 
 
 def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
@@ -115,8 +77,8 @@ def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
         wide.runs.append(bench.pipe_backup(3, cores))
         stored_by_pipe = (bench.base / "full.xb.zst.gpg").stat().st_size
         bench.fresh_repository()
-        first.runs.append(bench.backupd("backup", "bench", "--kind", "full", "--json"))
-        again = bench.backupd("backup", "bench", "--kind", "full", "--json")
+        first.runs.append(bench.backupd("backup", "bench", "--kind", "full"))
+        again = bench.backupd("backup", "bench", "--kind", "full")
         second.runs.append(again)
         record = json.loads(again.stdout)
         size_share = record["bytes_stored"] / stored_by_pipe
@@ -126,35 +88,20 @@ def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
             series.runs.append(run)
     peak = max(series.peak for series in (first, second, back))
     return [
-        _row("physical full, against `zstd`", first, pipe, 1.10),
-        _row("physical full, against `zstd -T0`", first, wide, 1.10),
-        _row(f"physical full, against `zstd -{LEVEL} -T0`, our own level", first, same, None),
+        compared("physical full, against `zstd`", first, pipe, 1.10),
+        compared("physical full, against `zstd -T0`", first, wide, 1.10),
+        compared(f"physical full, against `zstd -{LEVEL} -T0`, our own level", first, same, None),
         {"work": f"its stored bytes (level {LEVEL}), against `zstd` (level 3)", "ours": f"{size_share:.0%}",
          "yardstick": "100%", "ratio": round(size_share, 2), "goal": None},
-        _row("nothing changed, against `zstd`", second, pipe, 1.0),
-        _row("nothing changed, against `zstd -T0`", second, wide, 1.0),
+        compared("nothing changed, against `zstd`", second, pipe, 1.0),
+        compared("nothing changed, against `zstd -T0`", second, wide, 1.0),
         {"work": "new bytes of the unchanged backup", "ours": f"{new_share:.2%}", "yardstick": "of stored bytes",
          "ratio": round(new_share, 4), "goal": 0.02},
-        _row("restore to a started server", back, pipe_back, 1.0),
-        _row("the same with our CHECK TABLE of everything", whole, pipe_back, None),
+        compared("restore to a started server", back, pipe_back, 1.0),
+        compared("the same with our CHECK TABLE of everything", whole, pipe_back, None),
         {"work": "peak memory of backupd", "ours": format_size(peak), "yardstick": "200 MiB",
          "ratio": round(peak / parse_size("200MiB"), 2), "goal": 1.0},
     ]
-
-
-def _row(work: str, ours: Series, yardstick: Series, goal: float | None) -> dict[str, Any]:
-    return {"work": work, "ours": f"{ours.seconds:.1f} s", "yardstick": f"{yardstick.seconds:.1f} s",
-            "ratio": round(ours.seconds / yardstick.seconds, 2), "goal": goal,
-            "runs": {"ours": [round(run.seconds, 1) for run in ours.runs],
-                     "yardstick": [round(run.seconds, 1) for run in yardstick.runs]}}
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| work | backupd | yardstick | ratio | goal | met |", "|---|---|---|---|---|---|"]
-    for r in rows:
-        goal, met = ("", "") if r["goal"] is None else (f"≤ {r['goal']}", "yes" if r["ratio"] <= r["goal"] else "NO")
-        lines.append(f"| {r['work']} | {r['ours']} | {r['yardstick']} | {r['ratio']} | {goal} | {met} |")
-    return "\n".join(lines)
 
 
 def machine() -> str:
@@ -177,10 +124,10 @@ def main() -> None:
             print(f"making {format_size(options.size)} of sample data", flush=True)
             create(server, options.size)
             server.restart()
-            rows = measure(Bench(base, server, keys, options.size), options.rounds)
+            rows = measure(Bench(base, server, keys), options.rounds)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    others = (looking, solving, timeline, scheduling, streaming, replaying)
+    others = (looking, solving, timeline, scheduling, streaming, replaying, logical, onetable)
     text = "\n\n".join([table(rows), *(other.main() for other in others)])
     print(text)
     print(json.dumps({"size": options.size, "rounds": options.rounds, "machine": machine(), "rows": rows}))

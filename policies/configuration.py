@@ -95,6 +95,10 @@ class Server(Section):
         None, description="A file whose first line is the password.", examples=["/etc/backupd/shop-db1.password"])
     password_env: Words | None = Field(None, description="An environment variable that holds the password.",
                                        examples=["SHOP_DB1_PASSWORD"])
+    restore_defaults_file: LocalPath | None = Field(
+        None, examples=["/etc/backupd/shop-db1-restore.cnf"],
+        description="An option file with the [client] group of an account that may write, for restores of tables into "
+                    "this server (`--into`). By default the account of the backups, which as a rule may only read.")
     policy: Name = Field(description="The policy that it follows: the name of a file in the folder of policies.",
                          examples=["gold"])
     owner: Words = Field("mysql", description="The operating system's user that restored files belong to.",

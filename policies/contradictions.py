@@ -30,7 +30,10 @@ def schedules(policy: Policy) -> Iterator[tuple[Location, str]]:
         if policy.physical.incremental is not None:
             yield ("physical", "incremental"), policy.physical.incremental
     if policy.logical is not None:
-        yield ("logical", "schedule"), policy.logical.schedule
+        if policy.logical.schedule is not None:
+            yield ("logical", "schedule"), policy.logical.schedule
+        for name, one in policy.logical.sets.items():
+            yield ("logical", "sets", name, "schedule"), one.schedule
     if policy.test_restore is not None and policy.test_restore.schedule is not None:
         yield ("test_restore", "schedule"), policy.test_restore.schedule
     if policy.verify is not None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from backupd.model.units import format_duration, format_size
 from policies.cron import parse_cron
 from policies.fields import every
-from policies.schema import Keep, Limits, Policy
+from policies.schema import Keep, Limits, Logical, Policy
 
 
 def explain(policy: Policy) -> list[str]:
@@ -19,10 +19,7 @@ def explain(policy: Policy) -> list[str]:
             lines.append(f"A copy of what changed since the one before is taken {when(policy.physical.incremental)}; "
                          f"after {policy.physical.max_chain} of them a full one is taken instead.")
     if policy.logical is not None:
-        tables = policy.logical.tables
-        limits = f" except {', '.join(tables.exclude)}" if tables.exclude else ""
-        limits += f", none above {format_size(tables.max_size)}" if tables.max_size else ""
-        lines.append(f"The tables {', '.join(tables.include)}{limits} are dumped {when(policy.logical.schedule)}.")
+        lines += _logical(policy.logical)
     if policy.binlog is not None and policy.binlog.stream:
         seconds = format_duration(policy.binlog.checkpoint.total_seconds())
         lines.append(f"The binary log is followed as it is written and stored every {seconds}; at most "
@@ -53,6 +50,21 @@ def explain(policy: Policy) -> list[str]:
             "With each full backup"
         lines.append(f"{moments} the source's tables are summed up for comparison, for at most {seconds}.")
     return [*lines, *_timing(policy), *_limits(policy.limits)]
+
+
+def _logical(logical: Logical) -> list[str]:
+    lines = []
+    for name, (cadence, tables) in logical.selections.items():
+        limits = f" except {', '.join(tables.exclude)}" if tables.exclude else ""
+        limits += f", none above {format_size(tables.max_size)}" if tables.max_size else ""
+        which = f"Of the set {name}, the tables" if name else "The tables"
+        lines.append(f"{which} {', '.join(tables.include)}{limits} are dumped {when(cadence)}.")
+    single = ("counts as failed and is tried again" if logical.partial == "failed" else "is accepted, with a warning")
+    lines.append(f"Commits wait for a dump for at most {_span(logical.max_lock)}; a dump in which single tables could "
+                 f"not be read is kept and {single}.")
+    if logical.repair:
+        lines.append("Damaged MyISAM and Aria tables are repaired before they are dumped.")
+    return lines
 
 
 def _timing(policy: Policy) -> list[str]:

@@ -42,7 +42,8 @@ def _missing(policy: Policy) -> Iterator[str]:
     if len(_places(policy)) < 2:
         yield "destinations: only one; a second place, away from the first, survives its loss"
     if policy.test_restore is None:
-        yield "test_restore: missing; a backup that was never restored is a hope"
+        if policy.physical is not None or policy.logical is None:  # dumps are not restored for a test
+            yield "test_restore: missing; a backup that was never restored is a hope"
     elif policy.test_restore.schedule is None:
         yield "test_restore.schedule: missing; nobody restores by hand for long"
     if policy.verify is None:
@@ -101,7 +102,7 @@ def _window(policy: Policy) -> Iterator[str]:
 def _full(policy: Policy) -> timedelta:
     """The longest time between two full backups of any sort."""
     cadences = [policy.physical.full] if policy.physical else []
-    cadences += [policy.logical.schedule] if policy.logical else []
+    cadences += [cadence for cadence, _tables in policy.logical.selections.values()] if policy.logical else []
     return min((distances(cadence)[1] for cadence in cadences), default=timedelta(0))
 
 
@@ -185,10 +186,9 @@ def not_yet_active(policy: Policy, configuration: Configuration | None = None) -
     With ``configuration`` also required destinations of a type that cannot be opened yet.
     """
     found = []
-    if policy.logical is not None:
-        found.append("logical: logical backups are not taken yet")
-        if policy.physical is None and streams(policy):
-            found.append("binlog: it is replayed on copies of the data files only, so far, and physical is missing")
+    if policy.physical is None and policy.test_restore is not None:
+        found.append("test_restore: only copies of the data files are restored for a test, so far, and physical is "
+                     "missing")
     if policy.destinations.others:
         found.append(f"destinations.others: nothing is copied to {', '.join(policy.destinations.others)} yet")
     known: Mapping[str, object] = configuration.destinations if configuration else {}

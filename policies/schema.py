@@ -31,6 +31,11 @@ SHORTEST_CHECKPOINT = timedelta(seconds=1)
 LONGEST_CHECKPOINT = timedelta(hours=1)
 SMALLEST_SPOOL = 64 * 1024 * 1024
 
+LONGEST_SET_NAME = 48
+SMALLEST_CHUNK = 1024 * 1024
+LONGEST_LOCK = timedelta(seconds=30)
+"""That anybody's commits may wait for a dump."""
+
 LONGEST_WAIT = timedelta(days=1)
 """Between two attempts of a run: whoever waits longer has given up."""
 
@@ -60,13 +65,80 @@ class Tables(Section):
         None, description="Larger tables are left out, and reported as left out.", examples=["2GiB"])
 
 
+def _set_name(value: str) -> str:
+    if len(value) > LONGEST_SET_NAME:
+        raise ValueError(f"is too long for the name of a set: at most {LONGEST_SET_NAME} characters")
+    return value
+
+
+SetName = Annotated[Name, AfterValidator(_set_name)]
+
+
+class TableSet(Section):
+    """Tables with a schedule of their own: small important ones each hour, say, the archive once a month."""
+
+    refused: ClassVar = {"incremental": NO_LOGICAL_INCREMENTS, "incrementals": NO_LOGICAL_INCREMENTS}
+
+    schedule: Cadence = Field(description="When the tables of the set are dumped.", examples=["every 1h"])
+    tables: Tables = Field(description="Which tables.", examples=[{"include": ["shop.customers", "shop.orders"]}])
+
+
 class Logical(Section):
     """Dumps table by table: the way back for one table, and onto another version."""
 
     refused: ClassVar = {"incremental": NO_LOGICAL_INCREMENTS, "incrementals": NO_LOGICAL_INCREMENTS}
 
-    schedule: Cadence = Field(description="When the tables are dumped.", examples=["0 4 * * *"])
+    schedule: Cadence | None = Field(
+        None, description="When the tables are dumped. May be left out where there are sets.", examples=["0 4 * * *"])
     tables: Tables = Field(default_factory=lambda: Tables.model_validate({}), description="Which tables.")
+    sets: dict[SetName, TableSet] = Field(
+        default_factory=dict,
+        description="More dumps, each of other tables at other times, by name. Retention keeps backups of each set by "
+                    "themselves.",
+        examples=[{"money": {"schedule": "every 1h", "tables": {"include": ["shop.orders", "shop.pay_*"]}}}])
+    threads: int = Field(4, ge=1, le=64, description="Tables, or pieces of large ones, that are read at once.",
+                         examples=[4])
+    chunk: Size = Field(
+        "64MiB", validate_default=True, ge=SMALLEST_CHUNK, examples=["64MiB"],
+        description="Tables larger than this are read in pieces of about this size.")
+    partial: Literal["failed", "accepted"] = Field(
+        "failed", examples=["accepted"],
+        description="A dump in which single tables could not be read is kept either way. `failed`: it counts as a "
+                    "failure, so it is tried again and reported as an error. `accepted`: it is reported as a warning.")
+    repair: bool = Field(
+        False, examples=[True],
+        description="Whether damaged MyISAM and Aria tables are repaired before they are dumped. A repair may throw "
+                    "rows away; without it the damaged table is named and the others are dumped.")
+    max_lock: Duration = Field(
+        "1s", validate_default=True, le=LONGEST_LOCK, examples=["1s"],
+        description="The longest that commits may be held up while the snapshots are opened. When it does not suffice, "
+                    "the locks are given back and it is tried again.")
+    long_queries: Duration = Field(
+        "60s", validate_default=True, examples=["60s"],
+        description="A statement that runs for longer than this would keep the locks from being had, and everybody "
+                    "else would wait behind them.")
+    on_long_queries: Literal["wait", "fail"] = Field(
+        "wait", examples=["fail"],
+        description="`wait`: the dump waits for such statements to end, up to `limits.max_pause`. `fail`: it fails at "
+                    "once and names them. They are never killed.")
+    count_rows: bool = Field(
+        True, examples=[False],
+        description="Whether the rows of each table are counted in the same snapshot and compared with what was "
+                    "dumped. It reads an index of each table once more.")
+
+    @model_validator(mode="after")
+    def _some_time(self) -> Logical:
+        if self.schedule is None and not self.sets:
+            raise ValueError("is never done: give it a schedule, or sets")
+        if self.schedule is None and "tables" in self.model_fields_set:
+            raise ValueError("tables: no schedule says when these are dumped: give one, or move them into a set")
+        return self
+
+    @property
+    def selections(self) -> dict[str, tuple[Cadence, Tables]]:
+        """Cadence and tables by name of the set; that of the leg without a set has the empty name."""
+        whole = {"": (self.schedule, self.tables)} if self.schedule is not None else {}
+        return whole | {name: (one.schedule, one.tables) for name, one in self.sets.items()}
 
 
 class Binlog(Section):
@@ -252,8 +324,10 @@ class Policy(Section):
 
     refused: ClassVar = {
         "password": "secrets have no place in a policy",
-        "schedule": "each leg has its own: physical.full, physical.incremental, logical.schedule, witness.schedule",
+        "schedule": "each leg has its own: physical.full, physical.incremental, logical.schedule, "
+                    "logical.sets, witness.schedule",
         "include": "belongs under logical.tables", "exclude": "belongs under logical.tables",
+        "sets": "belongs under logical",
         "owner": "belongs to the server in the configuration file",
     }
 

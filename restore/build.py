@@ -6,14 +6,14 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
 from backupd.engine.datafiles import rejoin_renamed, verify_tables
 from backupd.engine.external import remap
 from backupd.engine.launch import options_for_copy
-from backupd.engine.physical import PhysicalTool, verify_files
+from backupd.engine.physical import LeftOut, PhysicalTool, nothing, verify_files
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from backupd.model.server import Position
@@ -44,16 +44,16 @@ def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 
 
 class Stopwatch:
-    """Times phases; each one that ended well is told to ``on_phase``."""
+    """Times phases; each one that ended well is told to ``on_phase`` (``told``)."""
 
     def __init__(self, on_phase: Callable[[Phase], None]) -> None:
-        self._on_phase = on_phase
+        self.told = on_phase
 
     @contextlib.contextmanager
     def phase(self, name: str, size: int = 0) -> Iterator[None]:
         begun = time.monotonic()
         yield
-        self._on_phase(Phase(name, time.monotonic() - begun, size))
+        self.told(Phase(name, time.monotonic() - begun, size))
 
 
 def build(
@@ -70,23 +70,40 @@ def build(
     cancel: Event | None = None,
     final_store: Path | None = None,
 ) -> Built:
-    """Make ``folder/data`` a prepared copy of the last backup of ``chain``. Nothing is synced.
+    """``fetch_members``, then ``assemble``."""
+    repaired = fetch_members(chain, folder, destinations=destinations, unsealer=unsealer, workers=workers, watch=watch,
+                             report=report, cancel=cancel)
+    built = assemble(chain, folder, tool=tool, memory_cap=memory_cap, watch=watch, report=report, cancel=cancel,
+                     final_store=final_store)
+    return replace(built, warnings=(*repaired, *built.warnings))
 
-    Tablespaces that lay outside the source's data directory come to ``folder/external``, and the links to them
-    name ``final_store``, where they will lie when a server is started (None: where they are). What an earlier call
-    left in ``folder`` is used as far as its hashes are right, whatever that call was doing when it ended: an increment
-    that was half applied, or applied wholly, cannot be applied again, so every attempt begins with all members exactly
-    as they were backed up.
-    ``workers`` 0: as many as this machine can use. ``memory_cap`` in bytes, for the prepare.
+
+def places(chain: Sequence[Loaded], folder: Path) -> list[Path]:
+    """Where below ``folder`` each backup of ``chain`` is fetched to."""
+    return [folder / "data", *(folder / f"increment-{number}" for number in range(1, len(chain)))]
+
+
+def fetch_members(
+    chain: Sequence[Loaded],
+    folder: Path,
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Opener,
+    workers: int,
+    watch: Stopwatch,
+    report: Report,
+    cancel: Event | None = None,
+) -> tuple[str, ...]:
+    """Bring every backup of ``chain`` to its place below ``folder``; gives the damage that was got around.
+
+    What an earlier call left there is used as far as its hashes are right, whatever that call was doing when it ended:
+    an increment that was half applied, or applied wholly, cannot be applied again, so every attempt begins with all
+    members exactly as they were backed up. ``workers`` 0: as many as this machine can use.
     """
-    warnings: list[str] = []
-    store = folder / "external"
-    shutil.rmtree(store, ignore_errors=True)
-    base = folder / "data"
-    increments = [folder / f"increment-{number}" for number in range(1, len(chain))]
-    size = sum(loaded.header.stats.bytes_source for loaded in chain)
-    with watch.phase("fetched", size):
-        for loaded, goal in zip(chain, (base, *increments), strict=True):
+    shutil.rmtree(folder / "external", ignore_errors=True)
+    repaired: list[str] = []
+    with watch.phase("fetched", sum(loaded.header.stats.bytes_source for loaded in chain)):
+        for loaded, goal in zip(chain, places(chain, folder), strict=True):
             fetched = fetch(
                 loaded.header,
                 loaded.body,
@@ -97,10 +114,35 @@ def build(
                 report=report,
                 cancelled=cancel.is_set if cancel else lambda: False,
                 durable=False,
+                whole=loaded.whole,
             )
-            warnings += fetched.repaired
+            repaired += fetched.repaired
             verify_files(goal, {entry.path: entry.size for entry in loaded.body.entries})
-    with watch.phase("prepared", size):
+    return tuple(repaired)
+
+
+def assemble(
+    chain: Sequence[Loaded],
+    folder: Path,
+    *,
+    tool: PhysicalTool,
+    memory_cap: int,
+    watch: Stopwatch,
+    report: Report,
+    cancel: Event | None = None,
+    final_store: Path | None = None,
+    left_out: LeftOut = nothing,
+) -> Built:
+    """Make ``folder/data`` a prepared copy of the last backup of the fetched ``chain``. Nothing is synced.
+
+    Tablespaces that lay outside the source's data directory come to ``folder/external``, and the links to them
+    name ``final_store``, where they will lie when a server is started (None: where they are). ``memory_cap`` in bytes.
+    ``left_out``: is such a file (path in a data directory) missing on purpose?
+    """
+    warnings: list[str] = []
+    store = folder / "external"
+    base, *increments = places(chain, folder)
+    with watch.phase("prepared", sum(loaded.header.stats.bytes_source for loaded in chain)):
         redo = sum(tool.redo_bytes(goal) for goal in (base, *increments))
         memory = choose_memory(redo=redo, available=available_memory(), cap=memory_cap)
         place = prepare(
@@ -112,6 +154,7 @@ def build(
             logs=folder / "logs",
             report=report,
             cancel=cancel,
+            left_out=left_out,
         )
         verify_tables(base, [entry.path for entry in chain[-1].body.entries])
         for increment in increments:

@@ -74,18 +74,21 @@ def fetch(
     report: Report,
     cancelled: Callable[[], bool] = lambda: False,
     durable: bool = True,
+    whole: Body | None = None,
 ) -> Fetched:
     """Make ``folder`` hold exactly the files of the backup, each proved by its SHA-256.
 
     ``destinations`` in the order to try them. ``folder`` belongs to us: what else lies in it is removed.
-    ``durable``: everything is on disk before this returns. The entries were judged by
+    ``durable``: everything is on disk before this returns. ``whole``: the body of the backup where ``body`` is a part
+    of it; a bundle holds its members, whether they are wanted or not. The entries were judged by
     ``names.check_entries``.
 
     Raises DamagedError naming every object that no destination holds undamaged, and the files it is for;
     DestinationError when they could not be read for other reasons; KeyUnusableError, ToolError,
     CancelledError.
     """
-    job = _Job(header, body, folder, destinations=destinations, unsealer=unsealer, report=report, cancelled=cancelled)
+    job = _Job(header, body, folder, destinations=destinations, unsealer=unsealer, report=report, cancelled=cancelled,
+               whole=whole or body)
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="fetch") as pool:
         for future in [pool.submit(job.work) for _ in range(workers)]:
             future.result()
@@ -110,21 +113,17 @@ def sync_filesystem(path: Path) -> None:
 
 @dataclass(slots=True)
 class _Item:
-    """One object and the slices it is good for (more than one where files have equal content)."""
+    """One object and the slices it is good for (more than one where files have equal content). ``limit``: bytes that it
+    may open to, at most."""
 
     stored: StoredObject
+    limit: int
     bundle: bool
     uses: list[tuple[Assembly, int]]
 
     @property
     def size(self) -> int:
         return sum(assembly.size_of(index) for assembly, index in self.uses)
-
-    @property
-    def limit(self) -> int:
-        if self.bundle:
-            return _TAR_END + sum(assembly.entry.size + _TAR_PER_MEMBER for assembly, _ in self.uses)
-        return max(assembly.size_of(index) for assembly, index in self.uses)
 
 
 class _Job:
@@ -138,6 +137,7 @@ class _Job:
         unsealer: Opener,
         report: Report,
         cancelled: Callable[[], bool],
+        whole: Body,
     ) -> None:
         self._destinations = destinations
         self._unsealer = unsealer
@@ -156,7 +156,7 @@ class _Job:
             if not assembly.entry.objects:
                 assembly.write(0, b"")
                 self._files += 1
-        self._items = iter(_items(assemblies, {stored.name: stored for stored in header.objects}))
+        self._items = iter(_items(assemblies, {stored.name: stored for stored in header.objects}, _limits(whole)))
 
     def work(self) -> None:
         """One thread's share. Any error that is not damage ends all of them."""
@@ -252,12 +252,25 @@ class _Job:
         )
 
 
-def _items(assemblies: Sequence[Assembly], stored: Mapping[str, StoredObject]) -> list[_Item]:
+def _limits(body: Body) -> Mapping[str, int]:
+    """The most bytes that each object may open to."""
+    limits: dict[str, int] = {}
+    for entry in body.entries:
+        if entry.bundle:
+            limits[entry.bundle] = limits.get(entry.bundle, _TAR_END) + entry.size + _TAR_PER_MEMBER
+        for part in entry.parts:
+            limits[part.object] = max(limits.get(part.object, 0), part.size)
+    return limits
+
+
+def _items(
+    assemblies: Sequence[Assembly], stored: Mapping[str, StoredObject], limits: Mapping[str, int]
+) -> list[_Item]:
     """Work in the order of the files, so that parts of one file follow each other."""
     items: dict[str, _Item] = {}
     for assembly in assemblies:
         for index, name in enumerate(assembly.entry.objects):
-            item = items.setdefault(name, _Item(stored[name], bool(assembly.entry.bundle), []))
+            item = items.setdefault(name, _Item(stored[name], limits[name], bool(assembly.entry.bundle), []))
             item.uses.append((assembly, index))
     return list(items.values())
 

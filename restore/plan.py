@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backupd.model.binlog import ReplayLeg, ReplaySpec, Stop
+from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.clock import format_time
 from backupd.model.server import Position
 
@@ -54,6 +54,11 @@ DEFAULT_RATES: Mapping[str, Rate] = {
 
 PIPE_RATE = Rate(2e6, 1.0)
 """Of a replay through a client, which is one session."""
+
+
+def replay_rate(replay: ReplaySpec, rates: Mapping[str, Rate]) -> Rate:
+    """How fast it goes, by its method."""
+    return PIPE_RATE if replay.method is ReplayMethod.PIPE else rates["rolled_forward"]
 
 
 @dataclass(frozen=True, slots=True)

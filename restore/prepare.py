@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.physical import PhysicalTool
+from backupd.engine.physical import LeftOut, PhysicalTool, nothing
 from backupd.engine.preparation import innodb_place
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Position, Receipts
@@ -23,13 +23,15 @@ def prepare(
     logs: Path,
     report: Report,
     cancel: Event | None = None,
+    left_out: LeftOut = nothing,
 ) -> Position | None:
     """Make ``base`` a data directory that a server can be started on; gives the place in the binary log that InnoDB
     itself names, None where it names none.
 
     ``receipts``: of the last backup applied; ``memory`` in bytes; ``logs``: folder that keeps each step's
-    whole stderr (0600). Raises ToolError when a step fails or did not get as far as it had to, DamagedError
-    when files are missing, CancelledError. After an error the files have to be fetched again.
+    whole stderr (0600); ``left_out``: is such a file (path in a data directory) missing on purpose? Raises
+    ToolError when a step fails or did not get as far as it had to, DamagedError when files are missing,
+    CancelledError. After an error the files have to be fetched again.
     """
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     steps = tool.prepare(base, increments, memory=memory)
@@ -40,7 +42,7 @@ def prepare(
         log.unlink(missing_ok=True)
         run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
         told.append(log.read_text(encoding="utf-8", errors="replace"))
-    tool.verify_prepared(base, receipts, told)
+    tool.verify_prepared(base, receipts, told, left_out=left_out)
     return innodb_place(told)
 
 

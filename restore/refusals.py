@@ -92,7 +92,7 @@ def refuse_no_room(chain: Sequence[Loaded], site: Site) -> tuple[str, ...]:
     folder = next(f for f in (site.folder, *site.folder.parents) if f.exists())
     for loaded in chain:
         check_collisions(loaded.body.entries, folder)
-    warnings = refuse_too_small(need_of(chain), folder, there=_present(site.folder))
+    warnings = refuse_too_small(need_of(chain), folder, there=present(site.folder))
     outside = _outside_bytes(chain)
     if outside and not site.store.is_dir():
         refuse_non_empty(site.final_store)
@@ -130,7 +130,7 @@ def refuse_over_limit(chain: Sequence[Loaded], limit: int) -> None:
         )
 
 
-def _present(folder: Path) -> tuple[int, int]:
+def present(folder: Path) -> tuple[int, int]:
     """Bytes and inodes that the files below ``folder`` take."""
     size = files = 0
     for root, _folders, names in os.walk(folder):

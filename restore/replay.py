@@ -8,71 +8,32 @@ how many transactions did its server count). That a thread stopped is no proof, 
 from __future__ import annotations
 
 import itertools
-import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 
-from backupd.engine import applier_mariadb, applier_mysql, eventstates, toolset
+from backupd.engine import applier_mariadb, applier_mysql, eventstates
 from backupd.engine.applier import Applier, Standing, place
 from backupd.engine.applier_mariadb import MariadbApplier
 from backupd.engine.applier_mysql import MysqlApplier
 from backupd.engine.client import Session
-from backupd.engine.launch import LaunchedServer, Options, ServerConfig
+from backupd.engine.emptysystem import installer_of
+from backupd.engine.launch import LaunchedServer
 from backupd.engine.logsource import log_source, refuse_other_end
 from backupd.engine.logwalk import Walk, walk
 from backupd.engine.replaypipe import refuse_inexact, replay_through_pipe
-from backupd.engine.sourcezone import Zone, global_zone, zone_of
+from backupd.engine.sourcezone import Zone, global_zone
 from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop
 from backupd.model.errors import DamagedError, RefusedError, ServerError
 from backupd.model.gtid import covers, plus, same
 from backupd.model.progress import Progress, Report, silent
 from backupd.model.server import Flavour, Position, ServerInfo, Version
-from backupd.process.command import locate
+from backupd.model.table import TableName
 
 PHASE = "replay"
-_MOST_WORKERS = 8
-_RELAY_SPACE = 1024 * 1024 * 1024
-
-_ALWAYS: Options = {
-    # Lost work is done again from the backup; only a clean stop makes the copy a restored server.
-    "innodb_flush_log_at_trx_commit": "0",
-    "sync_relay_log": "0",
-    "relay_log": "backupd-relay",
-    "relay_log_space_limit": str(_RELAY_SPACE),
-    "loose_slave_max_allowed_packet": "1073741824",
-    "loose_replica_max_allowed_packet": "1073741824",
-    "loose_slave_exec_mode": "STRICT",
-    "loose_replica_exec_mode": "STRICT",
-    "loose_slave_transaction_retries": "100",
-    "loose_replica_transaction_retries": "100",
-    # Of plugins that the copied tables name: it must not write anybody's audit.
-    "loose_server_audit": "OFF",
-    "loose_audit_log": "OFF",
-    "loose_group_replication": "OFF",
-}
-_MARIADB: Options = {
-    "sync_master_info": "0",
-    "sync_relay_log_info": "0",
-    "slave_parallel_mode": "optimistic",
-    "slave_parallel_max_queued": str(16 * 1024 * 1024),
-    "slave_run_triggers_for_rbr": "NO",
-    "gtid_strict_mode": "OFF",
-}
-_MYSQL: Options = {
-    "loose_persisted_globals_load": "OFF",
-    # Takes events with GTIDs and without, and turns no statement away that the source executed.
-    "gtid_mode": "OFF_PERMISSIVE",
-    "enforce_gtid_consistency": "OFF",
-    # For the applier's own tables, which tell what its workers do; nothing else is measured.
-    "performance_schema": "ON",
-    "performance_schema_instrument": "%=OFF",
-    "loose_slave_parallel_type": "LOGICAL_CLOCK",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,32 +52,6 @@ class Replayed:
     warnings: tuple[str, ...] = ()
 
 
-def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) -> Options:
-    """Options of a copy that logs with events of ``server_ids`` can be replayed onto, in parallel by ``workers`` (0: as
-    this machine can). ``replay_config`` sets them, and what is no option of the server."""
-    cores = os.cpu_count() or 1
-    number = str(workers or min(_MOST_WORKERS, cores))
-    if info.flavour is Flavour.MARIADB:
-        # It runs transactions side by side that may turn out to be in each other's way: with few cores that costs more
-        # than it gains (2 cores, 30,000 transactions: 3.6 s with one worker, 5.0 with two, 5.9 with four).
-        number = str(workers or min(_MOST_WORKERS, max(1, cores // 2)))
-        return {**_ALWAYS, **_MARIADB, "slave_parallel_threads": number, "server_id": str(_own_id(server_ids))}
-    ordered = "ON" if info.version >= Version(8, 0, 19) else "OFF"  # before that it needed a binary log
-    return {**_ALWAYS, **_MYSQL, "server_id": str(_own_id(server_ids)),
-            "loose_slave_parallel_workers": number, "loose_replica_parallel_workers": number,
-            "loose_slave_preserve_commit_order": ordered, "loose_replica_preserve_commit_order": ordered}
-
-
-def replay_config(config: ServerConfig, info: ServerInfo, server_ids: Sequence[int], workers: int, *,
-                  since: datetime, until: datetime) -> ServerConfig:
-    """``config`` changed so that logs can be replayed: ``replay_options``, a server id that occurs in no event, its
-    accounts known (GRANT and CREATE EVENT must work), one of ours among them until the server is stopped, and the time
-    zone that the source had when it wrote them, from ``since`` to ``until``."""
-    options = dict(replay_options(info, server_ids, workers))
-    return replace(config, skip_grants=False, own_account=True, server_id=int(options.pop("server_id") or 0),
-                   options={**config.options, **options}, zone=zone_of(info.variables, since, until))
-
-
 def replay(
     server: LaunchedServer,
     info: ServerInfo,
@@ -128,6 +63,7 @@ def replay(
     exclude: Sequence[str] = (),
     server_ids: Sequence[int],
     transactions: int | None,
+    tables: Sequence[TableName] = (),
     folder: Path,
     memory: int = 0,
     workers: int = 0,
@@ -140,7 +76,8 @@ def replay(
 
     ``leg_files``: plain, original names, in order, the last one cut at the stop; they are copied, never changed.
     ``start``: where the copy stands; by GTID alone when its file is not the first of the leg. ``transactions``: how
-    many lie between the two (with the excluded ones), None where that is not known. ``folder``: for the scratch
+    many lie between the two (with the excluded ones), None where that is not known. ``tables``: only what these need
+    is applied (see engine.tablefilter), onto a copy that holds no others; empty for all. ``folder``: for the scratch
     source, not there yet, passable for the server's user; it takes the room of the logs. ``memory``: bytes that the
     scratch source may use besides the copy, 0 for a little. ``workers``: other than those that the copy was started
     with. ``templates``: where empty systems are kept for the next replay; made anew each time without. ``programs``: as
@@ -151,6 +88,10 @@ def replay(
     CancelledError.
     """
     began = time.monotonic()
+    if tables and method is ReplayMethod.PIPE:
+        raise RefusedError("a replay of some tables only cannot go through the pipe",
+                           detail="the client executes whatever the logs hold",
+                           hint="replay by the server's applier (--replay-with applier)")
     files = _in_order(leg_files, start, stop)
     found = walk(files, start, wanted=exclude)
     _refuse_wrong(info, found, stop, transactions, exclude)
@@ -161,13 +102,13 @@ def replay(
         in_table = mariadb or info.version < Version(8, 0)
         warnings = [*_set_zone(session, info, server.config.zone), *_unlike_the_source(found, method)]
         had = eventstates.read_events(session, in_table=in_table)
-        events = eventstates.after(had, found.statements)
+        events = had if tables else eventstates.after(had, found.statements)
         before = executed = _state(session, info, found, start)
         counted = 0
         if found.works:
             run = _apply if method is ReplayMethod.APPLIER else _pipe
             executed, counted = run(server, session, _Leg(
-                info, files, start, stop, tuple(exclude), found, folder, memory, workers,
+                info, files, start, stop, tuple(exclude), tuple(tables), found, folder, memory, workers,
                 templates, programs or {}, report, cancel))
         _refuse_unequal(info, found, before, executed, counted, stop, exclude)
         settled = eventstates.settle(session, had, events, in_table=in_table, ran_until=_ran_until(info, found, stop))
@@ -184,6 +125,7 @@ class _Leg:
     start: Position
     stop: Stop
     exclude: tuple[str, ...]
+    tables: tuple[TableName, ...]
     found: Walk
     folder: Path
     memory: int
@@ -196,17 +138,18 @@ class _Leg:
 
 def _apply(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
     applier_mariadb.refuse_repeated(leg.found)
-    with log_source(server, leg.info, leg.files, leg.found, folder=leg.folder, installer=_installer(server, leg),
-                    memory=leg.memory, templates=leg.templates) as source:
+    installer = installer_of(server.config.program, leg.info, paths=leg.programs)
+    with log_source(server, leg.info, leg.files, leg.found, folder=leg.folder, installer=installer,
+                    memory=leg.memory, templates=leg.templates, tables=leg.tables) as source:
         if leg.stop.gtids:
             refuse_other_end(source.server, leg.info, leg.stop.gtids, start=leg.start.gtid)
         sizes = [(path.name, path.stat().st_size) for path in leg.files]
         applier: Applier
         if leg.info.flavour is Flavour.MARIADB:
-            applier = MariadbApplier(server, session, source, leg.found, leg.exclude, leg.workers)
+            applier = MariadbApplier(server, session, source, leg.found, leg.exclude, leg.workers, leg.tables)
         else:
             applier = MysqlApplier(server, session, source, leg.found, leg.info.version, sizes, leg.start,
-                                   leg.stop.gtids, leg.exclude, leg.workers)
+                                   leg.stop.gtids, leg.exclude, leg.workers, leg.tables)
         applier.prepare()
         applier.apply(_moved(leg, sizes), leg.cancel)
         executed, counted = applier.executed(), applier.applied()
@@ -376,20 +319,3 @@ def _prepared(session: Session, info: ServerInfo) -> tuple[str, ...]:
         name = str(data).removeprefix("0x")
         told.append(f"X'{name[:2 * int(first)]}',X'{name[2 * int(first):]}',{number}")
     return tuple(told)
-
-
-def _installer(server: LaunchedServer, leg: _Leg) -> str:
-    """What makes an empty system for this server: MySQL's does it itself."""
-    program = Path(server.config.program)
-    if leg.info.flavour is not Flavour.MARIADB:
-        return str(program)
-    names = toolset.row_for(leg.info.flavour, leg.info.version).install
-    beside = [str(folder / name) for name in names for folder in (program.parent, program.parent.parent / "bin",
-                                                                   program.parent.parent / "scripts")]
-    named = [leg.programs[name] for name in names if leg.programs.get(name)]
-    return next((path for path in [*named, *beside] if os.access(path, os.X_OK)), locate(names[0]))
-
-
-def _own_id(server_ids: Sequence[int]) -> int:
-    taken = set(server_ids)
-    return next(number for number in iter(lambda: secrets.randbelow(2**31) + 2**30, 0) if number not in taken)

@@ -27,7 +27,7 @@ from restore.build import Stopwatch
 from restore.logs import Logs, fetch_logs, refuse_no_room_for
 from restore.ownership import FOLDER_MODE, Account, hand_over
 from restore.refusals import Programs
-from restore.replay import replay_config
+from restore.replayconfig import replay_config
 from restore.rollforward import (
     Beginning,
     Means,

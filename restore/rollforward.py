@@ -21,6 +21,7 @@ from backupd.model.errors import RefusedError
 from backupd.model.gtid import plus
 from backupd.model.progress import Report
 from backupd.model.server import Position, ServerInfo
+from backupd.model.table import TableName
 from backupd.process.folders import PASSABLE
 from restore.logs import Logs
 from restore.replay import Replayed, replay
@@ -101,6 +102,11 @@ def goal_of(spec: ReplaySpec | None) -> str:
         return ""
     without = f"{WITHOUT}{', '.join(sorted(spec.exclude))}" if spec.exclude else ""
     return f"{spec.stop.branch} {spec.stop.file}:{spec.stop.pos}{without}"
+
+
+def tables_of(spec: ReplaySpec) -> tuple[TableName, ...]:
+    """What a replay is narrowed down to; empty for everything."""
+    return tuple(TableName.parse(table) for table in spec.tables)
 
 
 def replay_workers(wanted: int) -> int:
@@ -204,8 +210,8 @@ def roll_forward(
     timed: Callable[[ReplayLeg], AbstractContextManager[None]] = lambda _leg: nullcontext(),
     on_stop: Callable[[Stop], None] = lambda _stop: None,
 ) -> RolledForward:
-    """Apply every leg to ``server``, which was started with ``replay.replay_config``; ``folder``: for what the replay
-    itself needs, not there yet. ``timed`` is entered around each leg, ``on_stop`` called after it.
+    """Apply every leg to ``server``, which was started with ``replayconfig.replay_config``; ``folder``: for what the
+    replay itself needs, not there yet. ``timed`` is entered around each leg, ``on_stop`` called after it.
 
     Raises RefusedError for what cannot be replayed exactly, ToolError or ServerError when it went wrong; the copy is
     not to be used then.
@@ -249,7 +255,8 @@ def _leg(
     expected = None if leg.transactions is None else leg.transactions - begin.skipped
     return replay(
         server, info, needed, begin.position, leg.stop, method=spec.method, exclude=spec.exclude,
-        server_ids=spec.server_ids, transactions=expected, folder=folder, report=report, cancel=cancel,
+        server_ids=spec.server_ids, transactions=expected, tables=tables_of(spec), folder=folder, report=report,
+        cancel=cancel,
         templates=means.templates, programs=means.programs)
 
 

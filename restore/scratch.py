@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
 from backupd.engine.client import Connection
 from backupd.engine.external import assert_local
-from backupd.engine.launch import DATABASE_USER
+from backupd.engine.launch import DATABASE_USER, LaunchedServer
+from backupd.engine.physical import LeftOut, PhysicalTool, nothing
 from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.clock import Clock
 from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
+from backupd.model.server import ServerInfo, Tool
+from backupd.model.table import TableName
 from backupd.process import folders
 from backupd.process.folders import locked_folder
 from backupd.transfer.unseal import Unsealer
-from restore.build import Stopwatch, build
-from restore.ownership import FOLDER_MODE, find_account, hand_over
+from restore.build import Built, Stopwatch, assemble, fetch_members
+from restore.logs import Logs
+from restore.ownership import FOLDER_MODE, Account, find_account, hand_over
 from restore.plan import bytes_of
-from restore.refusals import find_programs, need_of, refuse_over_limit, remarks
+from restore.refusals import find_programs, need_of, present, refuse_over_limit, remarks
 from restore.replaying import PHASE, Replaying
-from restore.rollforward import Means, RolledForward
+from restore.rollforward import Beginning, Means, RolledForward
 from restore.room import refuse_too_small
 from restore.sources import Loaded, load_chain, pinned
 from restore.start import looked_at, server_config
@@ -41,7 +45,8 @@ class ScratchSpec:
     rolled forward with; ``path``: the folder that scratch copies are made in; ``max_bytes``: the most that this one may
     take there, None for what is free; ``memory``: most bytes for prepare and for the server; ``workers`` 0: as many as
     this machine can use; ``templates``: see ``rollforward.Means``; ``programs``: paths of programs that are not
-    searched."""
+    searched. ``accounts``: start it with the accounts of the source, as a replay needs it, too; without them scheduled
+    events cannot be read."""
 
     scratch_id: str
     server: str
@@ -54,17 +59,19 @@ class ScratchSpec:
     templates: Path | None = None
     owner: str = DATABASE_USER
     programs: Mapping[str, str] = field(default_factory=dict)
+    accounts: bool = False
 
 
 @dataclass(slots=True)
 class Scratch:
     """A running copy. ``phases`` that are over: ``fetched``, ``prepared``, ``restored``, ``started``; and
     ``rolled_forward`` after ``roll_forward``, which there is where the spec has a replay: call it once, with what is to
-    be done at the end of each leg."""
+    be done at the end of each leg. ``datadir``: its files."""
 
     connection: Connection
     last: Loaded
     sandboxed: bool
+    datadir: Path
     phases: list[Phase] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     roll_forward: Callable[[Callable[[Stop], None]], RolledForward] | None = None
@@ -88,85 +95,159 @@ def scratch_instance(
     not; what a killed process left is removed by the next call. Raises RefusedError (too large, another series),
     DamagedError, KeyUnusableError, ToolError, ServerError.
     """
+    with workshop(spec, destinations=destinations, unsealer=unsealer, clock=clock, report=report, cancel=cancel,
+                  on_phase=on_phase, archives=archives) as work:
+        work.refuse(work.chain)
+        with work.place() as folder:
+            with work.pinned():
+                work.fetch(work.chain, folder)
+                built = work.assemble(work.chain, folder)
+            with work.started(work.chain, folder, built) as copy:
+                yield copy
+
+
+@contextlib.contextmanager
+def workshop(
+    spec: ScratchSpec,
+    *,
+    destinations: Sequence[Destination],
+    unsealer: Unsealer,
+    clock: Clock,
+    report: Report,
+    cancel: Event | None = None,
+    on_phase: Callable[[Phase], None] = lambda _phase: None,
+    archives: Sequence[Destination] | None = None,
+) -> Iterator[Workshop]:
+    """The means of one scratch copy, after everything that forbids it whatever its size; see ``scratch_instance``."""
     phases: list[Phase] = []
 
     def note(phase: Phase) -> None:
         phases.append(phase)
         on_phase(phase)
 
-    watch = Stopwatch(note)
     account = find_account(spec.owner)
     remove_dead(spec.path)
-    replaying = _replaying(spec, destinations if archives is None else archives, unsealer, watch, report, cancel)
+    watch = Stopwatch(note)
+    replaying = None if spec.replay is None else Replaying(
+        spec.server, spec.replay, destinations if archives is None else archives, unsealer, memory=spec.memory // 4,
+        workers=spec.workers, means=Means(spec.programs, spec.templates), watch=watch, report=report, cancel=cancel)
     chain, said = load_chain(spec.server, spec.chain, destinations, unsealer)
-    last = chain[-1]
-    info = last.body.facts.server
-    size = bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
-    programs = find_programs(last.body.facts, start=True, paths=spec.programs)
+    programs = find_programs(chain[-1].body.facts, start=True, paths=spec.programs)
     if programs.server is None:
         raise ToolMissingError("no server program was found", hint="install the database server on this host")
-    if spec.max_bytes is not None:
-        refuse_over_limit(chain, spec.max_bytes)
-    warnings = [*said, *remarks(info), *refuse_too_small(need_of(chain), spec.path)]
-    with _folder(spec) as folder:
-        logs = replaying.logs(folder / "binlogs") if replaying else None
-        backups = [(spec.server, backup_id) for backup_id in spec.chain]
-        with pinned(destinations, spec.scratch_id, backups, clock=clock) as unpinned:
-            built = build(
-                chain,
-                folder,
-                destinations=destinations,
-                unsealer=unsealer,
-                tool=programs.tool,
-                workers=spec.workers,
-                memory_cap=spec.memory,
-                watch=watch,
-                report=report,
-                cancel=cancel,
-            )
-        warnings += [*unpinned, *built.warnings]
+    yield Workshop(
+        spec, chain, tuple(destinations), unsealer, clock, report, cancel, watch, account, programs.tool,
+        programs.server, replaying, phases, [*said, *remarks(chain[-1].body.facts.server)])
+
+
+@dataclass(slots=True)
+class Workshop:
+    """What a copy is made with, in steps. ``chain``: all of each backup; every step is given that, or a part of it.
+    ``warnings`` that the copy will have; ``tables``: what its replay is narrowed down to, when it begins."""
+
+    spec: ScratchSpec
+    chain: tuple[Loaded, ...]
+    destinations: tuple[Destination, ...]
+    unsealer: Unsealer
+    clock: Clock
+    report: Report
+    cancel: Event | None
+    watch: Stopwatch
+    account: Account
+    tool: PhysicalTool
+    server: Tool
+    replaying: Replaying | None
+    phases: list[Phase]
+    warnings: list[str]
+    tables: tuple[TableName, ...] = ()
+    _logs: Logs | None = None
+
+    def refuse(self, chain: Sequence[Loaded], *, there: Path | None = None) -> None:
+        """Raises RefusedError where ``chain`` is too large. ``there``: a folder with some of it."""
+        if self.spec.max_bytes is not None:
+            refuse_over_limit(chain, self.spec.max_bytes)
+        self.warnings += refuse_too_small(need_of(chain), self.spec.path, there=present(there) if there else (0, 0))
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[Path]:
+        """The folder of this copy, with the binary logs that are to be replayed: the dearest failures come first."""
+        with scratch_folder(self.spec.path, self.spec.scratch_id) as folder:
+            if self.replaying is not None:
+                self._logs = self.replaying.logs(folder / "binlogs")
+            yield folder
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[None]:
+        """While the backups are read nobody removes them."""
+        backups = [(self.spec.server, backup_id) for backup_id in self.spec.chain]
+        with pinned(self.destinations, self.spec.scratch_id, backups, clock=self.clock) as unpinned:
+            self.warnings += [line for line in unpinned if line not in self.warnings]
+            yield
+
+    def fetch(self, chain: Sequence[Loaded], folder: Path) -> None:
+        self.warnings += fetch_members(
+            chain, folder, destinations=self.destinations, unsealer=self.unsealer, workers=self.spec.workers,
+            watch=self.watch, report=self.report, cancel=self.cancel)
+
+    def assemble(self, chain: Sequence[Loaded], folder: Path, *, left_out: LeftOut = nothing) -> Built:
+        """What was fetched becomes ``folder/data``, whose server may be started."""
+        built = assemble(chain, folder, tool=self.tool, memory_cap=self.spec.memory, watch=self.watch,
+                         report=self.report, cancel=self.cancel, left_out=left_out)
         data, store = folder / "data", folder / "external"
-        with watch.phase("restored", size):
-            hand_over(data, account, folder_mode=FOLDER_MODE)
+        with self.watch.phase("restored", _size(chain)):
+            hand_over(data, self.account, folder_mode=FOLDER_MODE)
             if store.is_dir():
-                hand_over(store, account, folder_mode=FOLDER_MODE)
+                hand_over(store, self.account, folder_mode=FOLDER_MODE)
             assert_local(data, store)
+        return built
+
+    @contextlib.contextmanager
+    def started(
+        self, chain: Sequence[Loaded], folder: Path, built: Built, *, clean: bool = True
+    ) -> Iterator[Scratch]:
+        """The running copy. ``clean``: shut it down at the end; else it is killed, for nobody needs its files."""
+        last, spec, data = chain[-1], self.spec, folder / "data"
+        info = last.body.facts.server
         pool = max(_LEAST_POOL, min(spec.memory // 2, _MOST_POOL))
-        config = server_config(
-            programs.server.path, data, folder / "run", built.options, account=account, store=store, memory=pool
-        )
-        if replaying is not None:
-            config = replaying.config(config, last)
+        config = server_config(self.server.path, data, folder / "run", built.options, account=self.account,
+                               store=folder / "external", memory=pool)
+        if self.replaying is not None:
+            config = self.replaying.config(config, last)
+        elif spec.accounts:
+            config = replace(config, skip_grants=False, own_account=True)
         with contextlib.ExitStack() as stack:
-            with watch.phase("started", size):
+            with self.watch.phase("started", _size(chain)):
                 server = stack.enter_context(looked_at(config, info, replica=False))
-            copy = Scratch(server.connection, last, server.sandboxed, phases, warnings)
-            if replaying is not None and logs is not None:
-                begin = replaying.beginning(logs, last, built.place)
-                copy.roll_forward = lambda on_stop: replaying.roll(
-                    server, info, logs, begin, folder=folder / "replay", on_stop=on_stop,
-                    timed=lambda leg: watch.phase(PHASE, leg.size))
-            yield copy
+            copy = Scratch(server.connection, last, server.sandboxed, data, self.phases,
+                           [*self.warnings, *built.warnings])
+            if self.replaying is not None and self._logs is not None:
+                begin = self.replaying.beginning(self._logs, last, built.place)
+                copy.roll_forward = lambda on_stop: self._roll(server, info, begin, folder / "replay", on_stop)
+            try:
+                yield copy
+            finally:
+                if not clean:
+                    server.kill()
+
+    def _roll(self, server: LaunchedServer, info: ServerInfo, begin: Beginning, folder: Path,
+              on_stop: Callable[[Stop], None]) -> RolledForward:
+        replaying, logs = self.replaying, self._logs
+        if replaying is None or logs is None:
+            raise ValueError("there is nothing to be replayed")
+        if self.tables:
+            replaying = replace(replaying, spec=replace(replaying.spec, tables=tuple(map(str, self.tables))))
+        return replaying.roll(server, info, logs, begin, folder=folder, on_stop=on_stop,
+                              timed=lambda leg: self.watch.phase(PHASE, leg.size))
 
 
-def _replaying(
-    spec: ScratchSpec,
-    destinations: Sequence[Destination],
-    unsealer: Unsealer,
-    watch: Stopwatch,
-    report: Report,
-    cancel: Event | None,
-) -> Replaying | None:
-    if spec.replay is None:
-        return None
-    return Replaying(spec.server, spec.replay, destinations, unsealer, memory=spec.memory // 4, workers=spec.workers,
-                     means=Means(spec.programs, spec.templates), watch=watch, report=report, cancel=cancel)
+def _size(chain: Sequence[Loaded]) -> int:
+    return bytes_of("restored", [loaded.header.stats.bytes_source for loaded in chain])
 
 
 @contextlib.contextmanager
-def _folder(spec: ScratchSpec) -> Iterator[Path]:
+def scratch_folder(path: Path, scratch_id: str) -> Iterator[Path]:
     """A locked folder of its own. The server's user may pass through it, and list nothing."""
-    folder = spec.path / f"{_PREFIX}{spec.scratch_id}"
+    folder = path / f"{_PREFIX}{scratch_id}"
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked_folder(folder))

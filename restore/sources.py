@@ -19,10 +19,12 @@ from storage.destination import Destination
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One backup of the chain, its entries judged."""
+    """One backup of the chain, its entries judged. ``whole``: where ``header`` and ``body`` are cut down to a part of
+    the files, the body of them all."""
 
     header: Header
     body: Body
+    whole: Body | None = None
 
 
 def load_chain(
@@ -55,6 +57,26 @@ def load_chain(
             hint="restore a backup before the break (`backupd backups` lists them), or bring what is missing back",
         )
     return tuple(loaded), tuple(warnings)
+
+
+def load_dump(
+    server: str, backup_id: str, destinations: Sequence[Destination], unsealer: Unsealer
+) -> tuple[Loaded, tuple[str, ...]]:
+    """The manifest of a logical backup, and what there is to say about copies that could not be used. Raises as
+    ``load_chain`` does."""
+    loaded, said = _load(server, backup_id, destinations, unsealer)
+    check_entries(loaded.header, loaded.body)
+    header, facts = loaded.header, loaded.body.facts
+    if header.kind != BackupKind.LOGICAL or facts.dump is None:
+        raise RefusedError(f"backup {backup_id} is a {header.kind} one, no logical one",
+                           hint="`backupd backups` lists the kinds")
+    if (header.parent, header.from_lsn, header.to_lsn, header.server_uuid) != _sealed(loaded) or (
+            header.table_set, header.tables_missing) != (facts.dump.table_set, len(facts.dump.failed)):
+        raise DamagedError(
+            f"the manifest of backup {backup_id} is not whole",
+            [f"{backup_id}: its clear manifest is not the one that was sealed with it"],
+            hint="restore another backup, or bring its manifest back from elsewhere")
+    return loaded, tuple(said)
 
 
 def _broken_links(chain: Sequence[Loaded]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import ReplayMethod, ReplaySpec
 from backupd.model.units import format_size
-from restore.plan import PIPE_RATE, Rate, Step, bytes_of
+from restore.plan import Rate, Step, bytes_of, replay_rate
 
 
 def steps(
@@ -27,7 +27,7 @@ def steps(
         "prepared": "prepare: apply redo" + (f", then {_increments(chain)} in order" if len(chain) > 1 else ""),
         "restored": f"put the files in place: {datadir or 'a throw-away directory'}",
         "started": "start the server, socket only",
-        "rolled_forward": _replay_text(replay) if replay is not None else "",
+        "rolled_forward": replay_text(replay) if replay is not None else "",
         "verified": "check every table, run the checks, compare with the witness",
     }
     wanted = {"started": start, "rolled_forward": replay is not None, "verified": verify}
@@ -38,8 +38,7 @@ def steps(
             continue
         rate, size = rates[name], bytes_of(name, sizes)
         if name == "rolled_forward" and replay is not None:
-            size = replay.size
-            rate = PIPE_RATE if replay.method is ReplayMethod.PIPE else rate
+            rate, size = replay_rate(replay, rates), replay.size
         found.append(Step(name, title, size, rate.estimate(size), rate.basis, (commands or {}).get(name, ())))
     return tuple(found)
 
@@ -49,7 +48,8 @@ def _increments(chain: Sequence[BackupRecord]) -> str:
     return f"{count} increment{'s' if count != 1 else ''} ({format_size(sum(b.stats.bytes_source for b in chain[1:]))})"
 
 
-def _replay_text(replay: ReplaySpec) -> str:
+def replay_text(replay: ReplaySpec) -> str:
+    """What is replayed, how, and up to where, in words."""
     stop = replay.stop
     across = f" in {len(replay.legs)} parts, across a fork" if len(replay.legs) > 1 else ""
     how = "by the server's applier" if replay.method is ReplayMethod.APPLIER else "through a client"

@@ -28,6 +28,7 @@ last, 12>``, so that a branch lists in log order.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
@@ -269,6 +270,11 @@ def bundle_path(folder: str, object_name: str) -> str:
     shown = f"{_BUNDLE}{hashlib.sha256(object_name.encode()).hexdigest()[:16]}.tar{SEALED}"
     folders = _split(f"{folder}/x")[0] if folder else []
     return "/".join([*(_shown(part, folder=True) for part in folders), shown])
+
+
+def common_folder(paths: Iterable[str]) -> str:
+    """The innermost folder that holds all of ``paths``; "" for the top."""
+    return functools.reduce(_common, (path.rpartition("/")[0] for path in paths))
 
 
 def tree_links(entries: Iterable[Entry]) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_LONGEST = ("test_whole_day", "test_stream_campaign", "test_names", "test_every_second", "test_kill_campaign",
+            "test_point_in_time", "test_point_in_time_mysql", "test_branches", "test_branches_mysql", "test_stacks",
+            "test_chains", "test_trust", "test_streaming", "test_idle_and_gaps", "test_binlog_check", "test_retention",
+            "test_stream_killed", "test_traps", "test_witness", "test_gold")
+"""Files that take a minute or more, few tests in each: begun first, they do not keep the others waiting at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        name = item.path.stem
+        return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST) + ("e2e" not in item.path.parts)
+
+    items.sort(key=rank)
+
+
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
     """A short temporary folder that the database's user can enter."""

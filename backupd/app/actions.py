@@ -10,6 +10,7 @@ from backupd.app import retention, verification
 from backupd.app.backups import take_backup
 from backupd.app.jobs import live
 from backupd.app.keys import issue_due
+from backupd.app.logical import accepts_missing
 from backupd.app.proving import test_restore
 from backupd.app.run import JobRun, Result
 from backupd.app.wiring import Wiring, owner
@@ -44,11 +45,13 @@ _BACKUP_PHASES = {BackupKind.PHYSICAL_FULL: "backup", BackupKind.PHYSICAL_INCREM
 
 def _backup(wiring: Wiring, run: JobRun) -> Result:
     begun = time.monotonic()
-    record = take_backup(wiring, run.job.server, BackupKind(run.job.kind), run)
+    made = take_backup(wiring, run.job.server, BackupKind(run.job.kind), run)
+    record = made.record
     size = record.stats.bytes_source
     # By what was taken: an increment that could not build on anything is a full backup.
     phase = Phase(_BACKUP_PHASES[record.kind], time.monotonic() - begun, size)
-    return Result(record.id, size, (phase,))
+    return Result(record.id, size, (phase,), problem=made.problem, partial=made.problem is not None,
+                  accepted=accepts_missing(wiring.settings.server(record.server)))
 
 
 def _test_restore(wiring: Wiring, run: JobRun) -> Result:

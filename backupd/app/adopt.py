@@ -78,4 +78,4 @@ def _record(wiring: Wiring, destination: Destination, header: Header, copy: Copy
         started_at=header.started_at, finished_at=header.finished_at, stats=header.stats, position=position,
         flavour=flavour, server_version=server_version, tool_version=tool_version, pinned=pinned, warnings=warnings,
         copies=(copy,), from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid,
-        reason=header.reason)
+        reason=header.reason, table_set=header.table_set, tables_missing=header.tables_missing)

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 
 from backupd.app.adopt import adopt_unknown
 from backupd.app.chains import Decision, decide
 from backupd.app.deletion import sweep_destination
 from backupd.app.limits import throttled
+from backupd.app.logical import dump_tables
 from backupd.app.retention import relieve
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
+from backupd.app.taking import behind, clock_warning, record_of
 from backupd.app.wiring import Wiring, worker_count
+from backupd.backup.commit import Documents
 from backupd.backup.config import collect
-from backupd.backup.physical import Documents, Parent, PhysicalOutcome, PhysicalSpec, execute
+from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute
 from backupd.backup.speed import slow_destinations
 from backupd.engine.probe import examine
 from backupd.engine.toolset import physical_tool, refuse_clashes, shortcomings
 from backupd.engine.witness import LockWindowWitness
-from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.errors import DestinationFullError, RefusedError
+from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.errors import BackupdError, DestinationFullError
 from backupd.model.ids import new_id
 from backupd.model.manifest import Body, Header
 from backupd.model.proof import Witness
-from backupd.model.units import format_duration
 from restore.plan import DEFAULT_RATES
 from restore.runbook import render_runbook
 from restore.state import restored_by
@@ -43,17 +44,23 @@ class Taken:
     problem: str
 
 
-def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun) -> BackupRecord:
+@dataclass(frozen=True, slots=True)
+class Made:
+    """``problem``: what is missing in a backup that can be used nevertheless."""
+
+    record: BackupRecord
+    problem: BackupdError | None = None
+
+
+def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun) -> Made:
     """Take one backup now, as ``run``, and give its record. Where an increment cannot be built on what there is, a full
     backup is taken in its place, and ``reason`` of the record says why.
 
-    Raises NotFoundError (server), RefusedError (a backup of it runs already, or this version cannot take that kind)
-    and whatever made the backup fail; then nothing of it is left. Where a destination is full, what the rules have
-    expired there makes room, and the backup is tried once more.
+    Raises NotFoundError (server), RefusedError (a backup of it runs already) and whatever made the backup fail; then
+    nothing of it is left. Where a destination is full, what the rules have expired there makes room, and the backup is
+    tried once more.
     """
     server = wiring.settings.server(server_name)
-    if kind is BackupKind.LOGICAL:
-        raise RefusedError(f"{kind} backups are not taken by this version", hint="use --kind full or incremental")
     with wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"):
         try:
             return _run(wiring, server, kind, run)
@@ -62,29 +69,20 @@ def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun)
             return _run(wiring, server, kind, run)
 
 
-def _behind(wiring: Wiring, server: str) -> timedelta:
-    """How far this host's clock stands before the end of the newest backup, normally not at all.
-
-    The recorded times of the next backup follow that one: their order must survive a clock that was set back. Leases
-    and tombstones go by the clock itself, which is the same for everybody here.
-    """
-    last = max((record.finished_at for record in wiring.catalog.backups.list(server)), default=None)
-    now = wiring.clock()
-    return timedelta(0) if last is None or now > last else last + timedelta(seconds=1) - now
-
-
-def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) -> BackupRecord:
+def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) -> Made:
     destinations = wiring.required(server)
     for destination in destinations:
         # One of the runs that are dead may have died between its manifest and its row; what the others left goes.
         adopt_unknown(wiring, destination, server.name)
         sweep_destination(wiring, destination, wait=False)
     run.check()
+    if kind is BackupKind.LOGICAL:
+        return Made(*dump_tables(wiring, server, run, destinations))
     with ExitStack() as stack:
         spec = resolve(wiring, server, kind, run, destinations, stack.enter_context(wiring.workdir(run.job.id)))
         brake = stack.enter_context(throttled(wiring, server, spec.connection, run))
         taken = _execute(wiring, server, replace(spec, throttle=brake, send=brake.send), run)
-    return record_backup(wiring, spec, taken, brake.warnings)
+    return Made(record_backup(wiring, spec, taken, brake.warnings))
 
 
 def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun,
@@ -102,10 +100,8 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
     artefact = collect(connection, probed.info, policy.config_files)
     warnings = (*probed.warnings, *shortcomings(tool, probed.info), *artefact.warnings,
                 *(f"{key.name}: {key.warning}" for key in keys if key.warning))
-    behind = _behind(wiring, server.name)
-    if behind:
-        text = f"this host's clock stands {format_duration(behind.total_seconds())} before the end of the newest backup"
-        warnings = (*warnings, f"{text}: the recorded times of this one follow that one, not the clock")
+    late = behind(wiring, server.name)
+    warnings = (*warnings, *clock_warning(late))
     if decision.reason:
         warnings = (*warnings, f"a full backup was taken where an increment was due: {decision.reason}")
 
@@ -116,8 +112,8 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
     return PhysicalSpec(
         backup_id=run.job.id, server=server.name, connection=connection, info=probed.info, tool=tool,
         destinations=destinations, recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
-        identity_key=wiring.identity_key(), workdir=workdir, started_at=wiring.clock() + behind, documents=documents,
-        behind=behind, level=wiring.settings.encryption.compression_level, workers=worker_count(),
+        identity_key=wiring.identity_key(), workdir=workdir, started_at=wiring.clock() + late, documents=documents,
+        behind=late, level=wiring.settings.encryption.compression_level, workers=worker_count(),
         parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings,
         parent=_parent(decision), reason=decision.reason, config=lambda: artefact.content,
         spool=wiring.settings.spool / "clone", restored_by=restored_by(Path(probed.info.datadir)))
@@ -150,13 +146,7 @@ def record_backup(wiring: Wiring, spec: PhysicalSpec, taken: Taken, limits: tupl
     warnings = (*facts.warnings, *limits, *_slow(wiring, taken.outcome))
     if taken.problem:
         warnings = (*warnings, f"no witness was read, so a test restore has nothing to compare with: {taken.problem}")
-    record = BackupRecord(
-        id=header.backup_id, server=header.server, kind=BackupKind(header.kind), state=BackupState.COMPLETE,
-        parent=header.parent, started_at=header.started_at, finished_at=header.finished_at, stats=header.stats,
-        position=facts.position, flavour=str(facts.server.flavour), server_version=str(facts.server.version),
-        tool_version=str(facts.tool.version), warnings=warnings,
-        copies=tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations),
-        from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid, reason=header.reason)
+    record = record_of(spec, header, facts, warnings)
     wiring.catalog.backups.add(record)
     if taken.witness is not None:
         wiring.catalog.witnesses.add(new_id(wiring.clock()), taken.witness, backup_id=record.id)

@@ -77,7 +77,8 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         new_destinations=frozenset(d.name for d in destinations if not wiring.holds_backups(d.name)),
         restore_gnupg_home=settings.restore.gnupg_home if settings.restore else None,
         secret_files=_secret_files(server), programs=settings.programs, streaming=_streaming(server.policy),
-        expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None))
+        expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None),
+        physical=server.policy.physical is not None, logical=server.policy.logical)
     return preflight(spec, now=wiring.clock()) + stream_findings(wiring, server) + found
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from backupd.app.adopt import adopt_unknown, soundness
 from backupd.app.keeping import holds_of, kept_anywhere, kept_by_catalog, written
 from backupd.app.wiring import GRACE, Wiring
-from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.hold import EVERY_SERVER
 from backupd.recovery.chains import chain_of, dependants
@@ -226,10 +226,19 @@ def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[Ba
                                        hint="wait for it to end, or cancel it: backupd jobs cancel " + lease.id)
     # The catalog alone may be wrong in both directions, so the destinations are asked.
     if any(_is_somewhere(wiring, victim) for victim in victims) and not any(
-            _is_restorable(wiring, other) for other in others):
+            _is_restorable(wiring, other) for other in others if all(_stands_in(other, victim) for victim in victims)):
         what = victims[-1].id if len(victims) == 1 else _named(victims)
-        raise RefusedError(f"backup {what} is the only restorable backup of {server}: the last one is kept",
+        kind = "backup" if any(victim.kind is not BackupKind.LOGICAL for victim in victims) else "dump of its tables"
+        raise RefusedError(f"backup {what} is the only restorable {kind} of {server}: the last one is kept",
                            hint=f"take another one first: backupd backup {server} --kind full")
+
+
+def _stands_in(other: BackupRecord, victim: BackupRecord) -> bool:
+    """A dump may lack tables, so it stands in for dumps of the same tables only."""
+    if other.kind is not BackupKind.LOGICAL:
+        return True
+    same = victim.kind is BackupKind.LOGICAL and victim.table_set == other.table_set
+    return same and (not other.tables_missing or bool(victim.tables_missing))
 
 
 def _is_somewhere(wiring: Wiring, record: BackupRecord) -> bool:

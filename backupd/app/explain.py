@@ -6,6 +6,7 @@ the rules of the file would expire today, and says when the destinations are ful
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -142,10 +143,15 @@ def _typical(records: tuple[BackupRecord, ...]) -> Typical:
     """Medians of the newest backups of each kind."""
     fulls = [record for record in records if record.kind is BackupKind.PHYSICAL_FULL][:RECENT]
     increments = [record for record in records if record.kind is BackupKind.PHYSICAL_INCREMENTAL][:RECENT]
+    dumps: dict[str, list[int]] = defaultdict(list)
+    for record in records:
+        if record.kind is BackupKind.LOGICAL:
+            dumps[record.table_set].append(record.stats.bytes_stored)
     seconds = [(record.finished_at - record.started_at).total_seconds() for record in fulls]
     return Typical(
         full_bytes=round(median(record.stats.bytes_stored for record in fulls)) if fulls else 0,
         increment_bytes=round(median(record.stats.bytes_stored for record in increments)) if increments else 0,
+        dump_bytes={name: round(median(sizes[:RECENT])) for name, sizes in dumps.items()},
         duration=timedelta(seconds=median(seconds)) if seconds else timedelta(0))
 
 

@@ -112,8 +112,9 @@ def _part(server: str, records: Sequence[BackupRecord], runs: Sequence[Run], des
           ) -> ServerGrowth:
     """Shared objects are counted with the backup that stored them first; when that is gone, the largest of those that
     are left tells the least that must be there."""
-    fulls = [(record.started_at, record.stats.bytes_source) for record in records
-             if record.kind is not BackupKind.PHYSICAL_INCREMENTAL and record.started_at > now - HISTORY]
+    physical = [record for record in records if record.kind is BackupKind.PHYSICAL_FULL]
+    fulls = [(record.started_at, record.stats.bytes_source) for record in physical or records
+             if record.started_at > now - HISTORY]
     alive = [record.stats for record in records if record.state is not BackupState.DELETED
              and any(copy.destination == destination and copy.state != "deleted" for copy in record.copies)]
     stored = max(sum(stats.bytes_new for stats in alive), max((stats.bytes_stored for stats in alive), default=0))

@@ -99,8 +99,11 @@ def _patience(policy: Policy | None, job: JobRecord) -> timedelta:
 
 
 def _ended_well(wiring: Wiring, job: JobRecord, result: Result) -> None:
-    state = JobState.SUCCEEDED if result.problem is None else JobState.FAILED
-    _patiently(partial(close, wiring, job, state, error=result.problem, result=result))
+    state = JobState.SUCCEEDED
+    if result.problem is not None:
+        state = JobState.PARTIAL if result.partial else JobState.FAILED
+    again = state is JobState.PARTIAL and not result.accepted
+    _patiently(partial(close, wiring, job, state, error=result.problem, result=result, again=again))
 
 
 def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseException) -> BaseException:
@@ -166,8 +169,11 @@ def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdErro
         raise
     except Exception as unforeseen:  # noqa: BLE001  told in an event: no job may stay open because of what follows
         trouble = f"what follows from this job cannot be told: {type(unforeseen).__name__}: {unforeseen}"
+    severity = Severity.INFO if state is JobState.CANCELLED else Severity.ERROR
+    if state is JobState.PARTIAL and came_to.accepted:
+        severity = Severity.WARNING
     events = [] if shown is None else [Event(
-        at=now, kind=f"job-{state}", severity=Severity.INFO if state is JobState.CANCELLED else Severity.ERROR,
+        at=now, kind=f"job-{state}", severity=severity,
         server=job.server, subject=job.leg or job.kind, message=shown.message, detail=shown.detail, hint=shown.hint,
         job_id=job.id)]
     if trouble:
@@ -180,7 +186,7 @@ def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdErro
         job.id, state, now, token=job.token, error=shown, result=came_to.id, bytes=came_to.bytes,
         phases=came_to.phases, then=then, events=events)
     say(f"job-{state}", str(shown) if shown else f"{came_to.bytes} bytes", server=job.server, job=job.id,
-        level=logging.ERROR if state in (JobState.FAILED, JobState.ABANDONED) else logging.INFO)
+        level=logging.ERROR if state in (JobState.FAILED, JobState.PARTIAL, JobState.ABANDONED) else logging.INFO)
     for follower in then:
         say("job-queued", f"{follower.kind}, attempt {follower.attempt}, follows from {job.id}", server=job.server,
             job=follower.id)
@@ -194,15 +200,15 @@ def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool)
         return [repetition(job, now, attempt=job.attempt)]
     if policy is None:
         return []
-    if state is JobState.SUCCEEDED and job.kind in BACKUPS and policy.retention:
-        if wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1):
-            return []
-        return [JobRecord(id=new_id(now), kind=JobKind.RETENTION, server=job.server, state=JobState.QUEUED,
-                          queued_at=now, leg=RETENTION_LEG)]
+    then: list[JobRecord] = []
+    if state in (JobState.SUCCEEDED, JobState.PARTIAL) and job.kind in BACKUPS and policy.retention \
+            and not wiring.catalog.jobs.list(job.server, kind=JobKind.RETENTION, state=JobState.QUEUED, limit=1):
+        then.append(JobRecord(id=new_id(now), kind=JobKind.RETENTION, server=job.server, state=JobState.QUEUED,
+                              queued_at=now, leg=RETENTION_LEG))
     wanted = job.leg or job.arguments.get("retry")
     if (again or state is JobState.ABANDONED) and wanted and job.attempt < policy.retry.attempts:
-        return [repetition(job, now, attempt=job.attempt + 1, wait=policy.retry.wait(job.attempt))]
-    return []
+        then.append(repetition(job, now, attempt=job.attempt + 1, wait=policy.retry.wait(job.attempt)))
+    return then
 
 
 def repetition(job: JobRecord, now: datetime, *, attempt: int, wait: timedelta = timedelta(0)) -> JobRecord:

@@ -64,6 +64,10 @@ class Brake:
         """A throttle for what is written to one destination."""
         return TokenBucket(self._limits.send, cancel=self._run.cancel) if self._limits.send else Unlimited()
 
+    def pressure(self) -> str:
+        """Why nothing should be read now; empty when there is no reason."""
+        return self._pressure()
+
     @property
     def warnings(self) -> tuple[str, ...]:
         if not self.pauses:

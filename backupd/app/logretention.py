@@ -57,7 +57,7 @@ def archive(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> Arc
     histories = Histories(branches, runs)
     places = {}
     for record in records:
-        if record.kind is BackupKind.LOGICAL or (place := place_of(record.position)) is None:
+        if (place := place_of(record.position)) is None:
             continue
         if (branch := histories.branch_of(record)) is not None:
             places[record.id] = LogPlace(branch.id, place[0])
@@ -165,15 +165,16 @@ def _limit(going: Sequence[BinlogRun], decisions: Decisions, branches: Sequence[
 
 def _waits(run: BinlogRun, decisions: Decisions, branches: Sequence[Branch]) -> Stored | None:
     """A backup that goes, is not gone, and needs something of ``run``: of several the one that needs most."""
-    doomed = [one.backup for one in decisions.backups if one.backup.marked or not one.keep]
+    physical = any(one.backup.kind is not BackupKind.LOGICAL for one in decisions.backups)
+    # Beside physical backups no dump holds logs.
+    doomed = [one.backup for one in decisions.backups if (one.backup.marked or not one.keep)
+              and not (physical and one.backup.kind is BackupKind.LOGICAL)]
     found = [backup for backup in doomed if _first_of(run, backup, branches) <= run.last]
     return min(found, key=lambda backup: _first_of(run, backup, branches), default=None)
 
 
 def _first_of(run: BinlogRun, backup: Stored, branches: Sequence[Branch]) -> int:
     """The first file of ``run`` that a backup needs; behind its last one where it needs none."""
-    if backup.kind is BackupKind.LOGICAL:
-        return run.last + 1
     if backup.place is None:
         return run.first if run.last_at >= backup.started_at - SKEW else run.last + 1
     number = needed(backup.place, run.branch, branches)

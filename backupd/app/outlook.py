@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
@@ -20,7 +20,8 @@ SPAN = timedelta(days=14)
 SOLVED = 500
 """The most times that retention is looked at on the way; with more runs not after each, which changes no rule's end."""
 
-_BACKUPS = {JobKind.FULL: BackupKind.PHYSICAL_FULL, JobKind.INCREMENTAL: BackupKind.PHYSICAL_INCREMENTAL}
+_BACKUPS = {JobKind.FULL: BackupKind.PHYSICAL_FULL, JobKind.INCREMENTAL: BackupKind.PHYSICAL_INCREMENTAL,
+            JobKind.LOGICAL: BackupKind.LOGICAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,13 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """What a planned backup is taken to be like: its bytes and how long it runs. Nothing is known without history."""
+    """What a planned backup is taken to be like: its bytes and how long it runs. Nothing is known without history.
+    ``dump_bytes``: of a logical one, by its set of tables."""
 
     full_bytes: int = 0
     increment_bytes: int = 0
     duration: timedelta = timedelta(0)
+    dump_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 def planned_runs(legs: Iterable[Leg], after: datetime, until: datetime) -> tuple[PlannedRun, ...]:
@@ -91,6 +94,11 @@ def _backup(view: View, run: PlannedRun, max_chain: int, typical: Typical) -> St
         parent, length = _newest_chain(view)
         if parent is None or length >= max_chain:
             kind, parent = BackupKind.PHYSICAL_FULL, None
+    if kind is BackupKind.LOGICAL:
+        table_set = run.leg.partition("/")[2]
+        name = "-".join(filter(None, (f"{run.at:%Y%m%dT%H%M%SZ}", "dump", table_set)))
+        return Stored(name, kind, None, run.at, run.at + typical.duration, table_set=table_set,
+                      bytes=typical.dump_bytes.get(table_set, 0))
     size = typical.increment_bytes if parent else typical.full_bytes
     name = f"{run.at:%Y%m%dT%H%M%SZ}-{'increment' if parent else 'full'}"
     return Stored(name, kind, parent, run.at, run.at + typical.duration, bytes=size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from backupd.app.dependence import require_keys
 from backupd.app.settings import ServerSettings
 from backupd.app.targets import history
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
-from backupd.model.backup import BackupRecord
+from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError
 from backupd.model.ids import new_id
@@ -51,11 +51,17 @@ NO_WISHES = Wishes()
 
 
 def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *, start: bool = False,
-         verify: bool = False, wishes: Wishes = NO_WISHES, base: str | None = None) -> Plan:
-    """What a restore to ``target`` would do, from the backup ``base`` where one is given. Moves nothing. Raises
-    UsageError, NotFoundError, RefusedError; and where a sealed index has to be read, KeyUnusableError, DamagedError."""
+         verify: bool = False, wishes: Wishes = NO_WISHES, base: str | None = None,
+         dumps: Collection[str] | None = None) -> Plan:
+    """What a restore to ``target`` would do, from the backup ``base`` where one is given. With ``dumps`` from a logical
+    backup, which then counts as a full one with its place in the binary log, and none of these ids. Moves nothing.
+    Raises UsageError, NotFoundError, RefusedError; and where a sealed index has to be read, KeyUnusableError,
+    DamagedError."""
     server = wiring.settings.server(server_name)
     records = wiring.catalog.backups.list(server_name)
+    if dumps is not None:
+        records = tuple(replace(record, kind=BackupKind.PHYSICAL_FULL) for record in records
+                        if record.kind is BackupKind.LOGICAL and record.id not in dumps)
     objectives = server.policy.objectives if server.usable else None
     try:
         found = make_plan(

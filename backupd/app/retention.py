@@ -258,7 +258,7 @@ def _stored(wiring: Wiring, server: str, place: str, records: Iterable[BackupRec
                usable=copy.state == "complete", pinned=(server, record.id) in kept.backups,
                proved_at=proved.get(record.id), restored_at=restored.get(record.id),
                marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored,
-               place=logs.places.get(record.id))
+               place=logs.places.get(record.id), table_set=record.table_set, missing=record.tables_missing)
         for record in records for copy in record.copies if copy.destination == place)
 
 

@@ -41,10 +41,13 @@ class Result:
     """What a job came to. ``id`` of what it made; ``bytes`` of plaintext moved; ``phases`` for later estimates.
 
     ``problem``: the work was done to its end and found something bad (a backup that does not restore): the job failed,
-    though nothing was raised.
+    though nothing was raised. ``partial``: what it made is there and can be used, and the problem is what is missing
+    in it; ``accepted``: the policy takes that for good enough, otherwise it is tried again.
     """
 
     id: str = ""
     bytes: int = 0
     phases: tuple[Phase, ...] = ()
     problem: BackupdError | None = None
+    partial: bool = False
+    accepted: bool = False

@@ -84,11 +84,17 @@ class Leg:
 _KINDS = {"physical.full": JobKind.FULL, "physical.incremental": JobKind.INCREMENTAL,
           "test_restore": JobKind.TEST_RESTORE, "verify": JobKind.VERIFY, "retention": JobKind.RETENTION,
           "challenge": JobKind.CHALLENGE, "witness": JobKind.WITNESS}
+LOGICAL = "logical"
+
+
+def logical_leg(table_set: str) -> str:
+    """The leg of a set of the policy; "" is what ``logical.schedule`` dumps."""
+    return f"{LOGICAL}/{table_set}" if table_set else LOGICAL
 
 
 def former_leg(server: str, leg: str, rhythm: str, other: str | None) -> Leg:
     """A leg that is in no policy any more, as far as it is remembered. Raises KeyError for one of no known name."""
-    kind = _KINDS[leg]
+    kind = JobKind.LOGICAL if leg.partition("/")[0] == LOGICAL else _KINDS[leg]
     return Leg(server, leg, "", kind, "", besides="" if kind is JobKind.INCREMENTAL else None).at_rhythm(rhythm, other)
 
 
@@ -114,6 +120,9 @@ def legs_of(policy: Policy, server: str, zone: str) -> tuple[Leg, ...]:
         if policy.physical.incremental:
             found.append(leg("physical.incremental", policy.physical.incremental, JobKind.INCREMENTAL,
                              besides=policy.physical.full))
+    if policy.logical is not None:
+        found += [leg(logical_leg(name), cadence, JobKind.LOGICAL, arguments={"set": name})
+                  for name, (cadence, _tables) in policy.logical.selections.items()]
     if policy.test_restore is not None and policy.test_restore.schedule:
         found.append(leg("test_restore", policy.test_restore.schedule, JobKind.TEST_RESTORE,
                          arguments={"target": policy.test_restore.target}))

@@ -24,6 +24,8 @@ from backupd.app.restores import Wishes, plan, restore
 from backupd.app.retention import Applied
 from backupd.app.search import Found, search
 from backupd.app.settings import held_settings, load_settings
+from backupd.app.tables import Leftover, leftovers, plan_tables, restore_tables
+from backupd.app.tableways import TableWishes
 from backupd.app.timeline import timeline
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding
@@ -40,7 +42,11 @@ from backupd.recovery.timeline import Timeline
 from backupd.retention.decisions import Decisions
 from backupd.transfer.manifestio import load_header, load_side_file
 from restore.executor import RestoreOutcome
+from restore.handover import Triggers
 from restore.plan import Plan
+from restore.tableoutcome import TablesOutcome
+from restore.tableplan import TablePlan
+from restore.tablerestore import Confirm
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +91,13 @@ class Service:
     def check(self, server: str | None) -> list[Finding]:
         return check(self._wiring, server)
 
-    def backup(self, server: str, kind: BackupKind, report: Report) -> BackupRecord:
+    def backup(self, server: str, kind: BackupKind, report: Report, *, table_set: str = "",
+               tables: Sequence[str] = ()) -> BackupRecord:
+        """``table_set`` of the policy, or patterns of ``tables``: what a logical backup takes, without them what the
+        policy says. Raises whatever keeps it from being taken; a backup with tables missing is taken."""
+        asked = {"set": table_set, "tables": list(tables)}
         done = run_here(self._wiring, JobKind(kind), server, lambda run: perform(self._wiring, run), report=report,
+                        arguments={name: value for name, value in asked.items() if value},
                         result=lambda result: result)
         return self._wiring.catalog.backups.get(done.id)
 
@@ -175,6 +186,27 @@ class Service:
         """``exclude``: GTIDs of transactions to leave out; ``replay_with``: ``applier`` or ``pipe``."""
         return restore(self._wiring, server, target, datadir, start=start, mode=mode, report=report,
                        wishes=Wishes.of(exclude, replay_with))
+
+    def plan_tables(self, server: str, target: str, tables: Sequence[str], *, rename: str | None = None,
+                    exclude: Sequence[str] = (), source: str | None = None) -> TablePlan:
+        """``tables``: patterns; ``rename``: as ``restore_tables`` takes it."""
+        return plan_tables(self._wiring, server, target,
+                           TableWishes.of(tables, rename, Wishes.of(exclude, None), source))
+
+    def restore_tables(self, server: str, target: str, tables: Sequence[str], *, into: str | None = None,
+                       rename: str | None = None, sql: Path | None = None, confirm: str | None = None,
+                       compare: bool = False, ask: Confirm | None = None, triggers: str = "backup",
+                       exclude: Sequence[str] = (), source: str | None = None, report: Report) -> TablesOutcome:
+        """``into``: the server that gets them; ``rename``: other names for them; ``sql``: a folder for SQL files
+        instead; ``confirm``: the name of ``into`` where live tables are replaced, or ``ask`` is asked; ``source``:
+        ``logical`` or ``physical``."""
+        wanted = TableWishes.of(tables, rename, Wishes.of(exclude, None), source)
+        return restore_tables(self._wiring, server, target, wanted, into=into, sql=sql, confirm=confirm,
+                              compare=compare, ask=ask, triggers=Triggers(triggers), report=report)
+
+    def leftovers(self, server: str, drop: str | None = None) -> tuple[Leftover, ...]:
+        """What unfinished restores of tables left on a server; ``drop``: the id of one, or ``all``."""
+        return leftovers(self._wiring, server, drop=drop)
 
     def test_restore(self, server: str, target: str, report: Report) -> Proof:
         self._wiring.settings.server(server)

@@ -80,6 +80,15 @@ class ServerSettings:
         return dataclasses.replace(connection, password=environ[config.password_env])
 
 
+    def restore_connection(self) -> Connection:
+        """The same server, as the account that may write. Raises ConfigurationError as ``connection`` does."""
+        config = self.config
+        if config.restore_defaults_file is None:
+            return self.connection()
+        return Connection.from_config(socket=config.socket, host=config.host, port=config.port, user=None,
+                                      password_file=None, defaults_file=config.restore_defaults_file)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """``configuration`` and ``policies`` are valid and agree with each other. ``file``: where they were read;

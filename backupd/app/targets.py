@@ -192,6 +192,15 @@ class Targets:
         return (ReplayLeg(first, leg.start, stop, size, count),
                 ReplayLeg(rest, stop.position, leg.stop, leg.size - size, later))
 
+    def within(self, leg: ReplayLeg) -> Iterator[Transaction]:
+        """Everything that is replayed in a leg, in log order."""
+        place, end = _place(leg.start.file, leg.start.pos), _place(leg.stop.file, leg.stop.pos)
+        known = self._known(leg)
+        for key in leg.segments:
+            for met in self._log.met(known[key], place, end):
+                yield met.transaction
+                place = key.number, met.transaction.end  # pieces may overlap
+
     def _known(self, leg: ReplayLeg) -> dict[SegmentKey, SegmentRecord]:
         numbers: dict[str, list[int]] = {}
         for key in leg.segments:

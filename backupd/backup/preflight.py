@@ -18,17 +18,20 @@ from io import BytesIO
 from pathlib import Path
 
 from backupd.backup.binarylog import Streaming, examine_binary_log
+from backupd.backup.coverage import examine_coverage
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.location import examine_location
 from backupd.engine.client import Connection, Session
 from backupd.engine.grants import Grants, needs, read_grants
 from backupd.engine.probe import Probed, examine, read_dialect
+from backupd.engine.tables import list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
 from backupd.model.ids import new_id
 from backupd.model.server import ServerInfo
 from backupd.model.units import format_size
 from backupd.transfer.keyring import resolve_recipients, secret_fingerprints
+from policies.schema import Logical
 from storage.destination import Destination
 
 SMALLEST_FREE = 256 * 1024 * 1024
@@ -47,7 +50,7 @@ class PreflightSpec:
     else should read. ``expected_new_bytes``: what recent backups stored anew, if there were any.
     ``restore_gnupg_home``: where test restores find decryption keys, if they run on this machine.
     ``programs``: paths of tools that are not searched. ``streaming``: what is asked of the binary log; None without
-    a stream.
+    a stream. ``physical``: are physical backups taken? ``logical``: the logical leg of the policy.
     """
 
     server: str
@@ -62,6 +65,8 @@ class PreflightSpec:
     expected_new_bytes: int | None = None
     programs: Mapping[str, str] = field(default_factory=dict)
     streaming: Streaming | None = None
+    physical: bool = True
+    logical: Logical | None = None
 
 
 def preflight(spec: PreflightSpec, *, now: datetime) -> list[Finding]:
@@ -89,8 +94,9 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             probed = examine(session, tolerant=True)
             found.append(_described(spec, probed))
             found += examine_location(session, probed.info)
-            found += _clashes(session, probed.info)
-            found += _tool(spec, session, probed.info)
+            if spec.physical:
+                found += _clashes(session, probed.info)
+                found += _tool(spec, session, probed.info)
             if spec.streaming is not None:
                 found += examine_binary_log(session, probed.info, spec.streaming, programs=spec.programs)
     except ServerError as problem:
@@ -149,6 +155,7 @@ def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[F
         tool = physical.tool
         yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version}")
         yield from (warning("tool", sentence) for sentence in shortcomings(physical, info))
+        yield from examine_coverage(list_tables(session), info.flavour, tool.name, spec.logical)
 
 
 def _keys(spec: PreflightSpec, now: datetime) -> Iterator[Finding]:

@@ -204,9 +204,9 @@ class Jobs:
     def prune(self, older_than: datetime) -> tuple[str, ...]:
         """Remove jobs that were over before ``older_than``, and give their ids.
 
-        Of each server and kind the last one stays, and the last that succeeded.
+        Of each server, kind and leg the last one stays, and the last that succeeded.
         """
-        last = select(func.max(jobs.c.id)).group_by(jobs.c.server, jobs.c.kind)
+        last = select(func.max(jobs.c.id)).group_by(jobs.c.server, jobs.c.kind, jobs.c.leg)
         with self._database.write() as connection:
             over = select(jobs.c.id).where(
                 jobs.c.state.not_in([str(state) for state in OPEN]),

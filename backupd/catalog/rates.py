@@ -57,7 +57,8 @@ class Rates:
         found: list[Phase] = []
         # A failed test restore still fetched and prepared at a true speed only up to its failing phase, whose time
         # means nothing; so only good ends count.
-        for table, state, values in ((jobs, jobs.c.state, (succeeded,)), (restores, restores.c.state, (succeeded,)),
+        for table, state, values in ((jobs, jobs.c.state, (succeeded, str(JobState.PARTIAL))),
+                                     (restores, restores.c.state, (succeeded,)),
                                      (proofs, proofs.c.outcome, ("proved", "restored"))):
             found.extend(self._recent(table, state.in_(values), server))
         return found

@@ -106,6 +106,8 @@ backups = Table(
     Column("to_lsn", BigInteger, nullable=False, server_default="0"),
     Column("server_uuid", FreeText, nullable=False, server_default=text("''")),
     Column("reason", FreeText, nullable=False, server_default=text("''")),
+    Column("table_set", String(64), nullable=False, server_default=text("''")),
+    Column("tables_missing", BigInteger, nullable=False, server_default="0"),
     Index(None, "server", "finished_at"),
 )
 

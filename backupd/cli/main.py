@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli import backups, binlog, jobs, keys, policy, restores, retention, serve, streams, timeline, work
+from backupd.cli import backups, binlog, jobs, keys, policy, restores, retention, serve, streams, tables, timeline, work
 from backupd.cli.failure import explained
 from backupd.cli.options import Config, Json, remember
 from backupd.cli.screen import Screen, mute
@@ -70,6 +70,7 @@ app.command()(work.backup)
 app.add_typer(backups.app, name="backups")
 app.command()(restores.plan)
 app.command()(restores.restore)
+app.command("leftovers")(tables.leftovers)
 app.command("test-restore")(restores.prove)
 app.command()(work.verify)
 app.command()(restores.runbook)

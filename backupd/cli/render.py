@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from backupd.cli.screen import Screen
-from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.proof import Proof
 from backupd.model.units import format_duration, format_size
 
@@ -33,8 +33,8 @@ def show_backups(screen: Screen, records: Sequence[BackupRecord]) -> None:
             (
                 record.id,
                 record.server,
-                _KINDS[record.kind],
-                str(record.state) + (" +kept" if record.pinned else ""),
+                _kind_text(record),
+                _state_text(record),
                 format_size(record.stats.bytes_source),
                 format_size(record.stats.bytes_new),
                 ",".join(
@@ -47,6 +47,19 @@ def show_backups(screen: Screen, records: Sequence[BackupRecord]) -> None:
     )
 
 
+def _kind_text(record: BackupRecord) -> str:
+    """``full``, ``incr``, ``logical``, ``logical/money`` of a set."""
+    kind = _KINDS[record.kind]
+    return f"{kind}/{record.table_set}" if record.table_set else kind
+
+
+def _state_text(record: BackupRecord) -> str:
+    """``complete``, ``damaged``, ``2 missing`` of a complete one without two of its tables; ``+kept``."""
+    lacking = record.tables_missing and record.state is BackupState.COMPLETE
+    state = f"{record.tables_missing} missing" if lacking else str(record.state)
+    return state + (" +kept" if record.pinned else "")
+
+
 def show_backup(screen: Screen, record: BackupRecord) -> None:
     """What a finished backup was, and what to watch in it."""
     stats = record.stats
@@ -56,9 +69,11 @@ def show_backup(screen: Screen, record: BackupRecord) -> None:
             ("backup", record.id),
             ("server", f"{record.server} ({record.flavour} {record.server_version})"),
             ("kind", str(record.kind)),
+            ("set", record.table_set),
             ("builds on", record.parent or ""),
             ("because", record.reason),
             ("state", str(record.state)),
+            ("missing", f"{record.tables_missing} tables could not be dumped" if record.tables_missing else ""),
             ("took", format_duration((record.finished_at - record.started_at).total_seconds())),
             (
                 "data",

@@ -10,6 +10,19 @@ import typer
 
 from backupd.cli.options import TARGETS, BackupId, Config, Json, Server
 from backupd.cli.session import session
+from backupd.cli.tables import (
+    As,
+    Compare,
+    Confirm,
+    Into,
+    OutOf,
+    Sql,
+    Tables,
+    Which,
+    refuse_mixture,
+    restore_tables,
+    show_table_plan,
+)
 
 Target = Annotated[str, typer.Option("--to", metavar="TARGET", help=TARGETS, show_default=False)]
 
@@ -72,13 +85,26 @@ def plan(
             help="Also check that it would fit here.",
         ),
     ] = None,
+    tables: Tables = None,
+    rename: As = None,
+    source: OutOf = None,
     exclude: Exclude = None,
     replay_with: ReplayWith = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Show what a restore would do, how many bytes it moves and how long it takes. Moves nothing."""
+    if tables and (datadir is not None or replay_with is not None):
+        raise typer.BadParameter("--datadir and --replay-with: not with --tables")
+    if not tables and (rename is not None or source is not None):
+        raise typer.BadParameter("--as and --from: say which tables with --tables")
     with session(context, config, as_json) as run:
+        if tables:
+            chosen = run.service.plan_tables(server, target, tables, rename=rename, exclude=exclude or (),
+                                             source=source.value if source else None)
+            run.screen.document(chosen.as_json())
+            show_table_plan(run.screen, chosen)
+            return
         made = run.service.plan(server, target, datadir.absolute() if datadir else None, exclude=exclude or (),
                                 replay_with=replay_with.value if replay_with else None)
         run.screen.document(made.as_json())
@@ -93,7 +119,7 @@ def restore(
     *,
     target: Target,
     datadir: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             "--datadir",
             metavar="DIR",
@@ -101,7 +127,7 @@ def restore(
             show_default=False,
             help="Must be empty or not exist.",
         ),
-    ],
+    ] = None,
     start: Annotated[bool, typer.Option("--start", help="Start a database server on it afterwards.")] = False,
     mode: Annotated[
         Mode,
@@ -109,13 +135,31 @@ def restore(
     ] = Mode.NEW_SERVER,
     exclude: Exclude = None,
     replay_with: ReplayWith = None,
+    tables: Tables = None,
+    into: Into = None,
+    rename: As = None,
+    sql: Sql = None,
+    confirm: Confirm = None,
+    compare: Compare = False,
+    triggers: Which = None,
+    source: OutOf = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Restore into an empty data directory; a repeated call continues an interrupted one."""
+    """Restore into an empty data directory, or tables into a running server; a repeated call continues an interrupted
+    one."""
     from backupd.cli.progress import reporting
 
+    refuse_mixture(
+        tables, datadir, into, sql,
+        whole={"--start": start, "--mode": mode is not Mode.NEW_SERVER, "--replay-with": replay_with is not None},
+        of_tables={"--as": rename is not None, "--confirm": confirm is not None, "--compare": compare,
+                   "--triggers": triggers is not None, "--from": source is not None})
     with session(context, config, as_json) as run:
+        if tables or datadir is None:
+            restore_tables(run, server, target, tables or (), into=into, rename=rename, sql=sql, confirm=confirm,
+                           compare=compare, triggers=triggers, exclude=exclude or (), source=source)
+            return
         with reporting() as report:
             outcome = run.service.restore(
                 server, target, datadir.absolute(), start, report, mode=mode.value, exclude=exclude or (),

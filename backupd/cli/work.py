@@ -44,20 +44,34 @@ def backup(
     context: typer.Context,
     server: Server,
     kind: Annotated[Kind, typer.Option("--kind", help="What to take.")] = Kind.FULL,
+    table_set: Annotated[
+        str,
+        typer.Option("--set", metavar="NAME", show_default=False,
+                     help="With --kind logical: the tables of this set of the policy."),
+    ] = "",
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--tables", metavar="PATTERN", show_default=False,
+                     help="With --kind logical: these tables, such as shop.orders or 'shop.*'; may be repeated."),
+    ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Take a backup now."""
     from backupd.cli.progress import reporting
 
+    if (table_set or tables) and kind is not Kind.LOGICAL:
+        raise typer.BadParameter("only logical backups take some of the tables: add --kind logical")
     with session(context, config, as_json) as run:
         with reporting() as report:
-            record = run.service.backup(server, kind.as_kind(), report)
+            record = run.service.backup(server, kind.as_kind(), report, table_set=table_set, tables=tables or ())
         run.screen.done = f"the backup {record.id} was taken"
         run.screen.document(record.as_json())
         from backupd.cli.render import show_backup
 
         show_backup(run.screen, record)
+        if record.tables_missing:
+            raise typer.Exit(1)
 
 
 def parse_subset(text: str) -> float:

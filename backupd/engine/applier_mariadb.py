@@ -14,20 +14,23 @@ from backupd.engine.client import Session
 from backupd.engine.launch import LaunchedServer
 from backupd.engine.logsource import HOST, USER, LogSource
 from backupd.engine.logwalk import Walk
+from backupd.engine.tablefilter import filter_mariadb
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.gtid import MariadbGtids
+from backupd.model.table import TableName
 
 _COUNTS = ("Slave_DDL_Groups", "Slave_Non_Transactional_Groups", "Slave_Transactional_Groups")
 _NAMED = 5
 
 
 class MariadbApplier:
-    """``found``: what the served files hold from the start on. ``workers`` 0: as the copy was started."""
+    """``found``: what the served files hold from the start on. ``workers`` 0: as the copy was started. ``tables``: all
+    that is applied, empty for everything."""
 
     def __init__(self, server: LaunchedServer, session: Session, source: LogSource, found: Walk,
-                 exclude: Sequence[str], workers: int) -> None:
+                 exclude: Sequence[str], workers: int, tables: Sequence[TableName] = ()) -> None:
         self._server, self._session, self._source, self._found = server, session, source, found
-        self._exclude = exclude
+        self._exclude, self._tables = exclude, tables
         # Workers apply domains independently of each other. The source did not: what one domain created is used in
         # another, and only the order of the log is certain to be right. And those that run ahead and try again give
         # other numbers of AUTO_INCREMENT to the triggers of statements: rows that are wrong, and no error.
@@ -41,6 +44,7 @@ class MariadbApplier:
         self._session.execute(
             f"CHANGE MASTER '{CHANNEL}' TO MASTER_HOST=%s, MASTER_PORT=%s, MASTER_USER=%s, MASTER_PASSWORD=%s, "
             "MASTER_USE_GTID=slave_pos, MASTER_SSL=0", HOST, self._source.port, USER, self._source.password)
+        filter_mariadb(self._session, CHANNEL, self._tables)  # that of an earlier replay is kept by name
 
     def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
         for gtid in sorted(self._exclude, key=list(self._found.before).index):

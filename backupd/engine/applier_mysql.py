@@ -15,9 +15,11 @@ from backupd.engine.client import Session
 from backupd.engine.launch import LaunchedServer
 from backupd.engine.logsource import HOST, USER, LogSource
 from backupd.engine.logwalk import Walk
+from backupd.engine.tablefilter import filter_mysql
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.gtid import MysqlGtids, covers, same
 from backupd.model.server import Position, Version
+from backupd.model.table import TableName
 
 _FIRST_GTID = "OFF_PERMISSIVE"
 _STOPPED_FOR_ANOTHER = 3030
@@ -46,15 +48,15 @@ class Words:
 
 class MysqlApplier:
     """``files``: names and sizes of what is served; ``found``: what they hold from ``start`` on; ``target``: GTIDs at
-    their end. ``workers`` 0: as the copy was started."""
+    their end. ``workers`` 0: as the copy was started. ``tables``: all that is applied, empty for everything."""
 
     def __init__(self, server: LaunchedServer, session: Session, source: LogSource, found: Walk, version: Version,
                  files: Sequence[tuple[str, int]], start: Position, target: str, exclude: Sequence[str],
-                 workers: int) -> None:
+                 workers: int, tables: Sequence[TableName] = ()) -> None:
         self._server, self._session, self._source, self._found = server, session, source, found
-        self._words = Words.of(version)
+        self._words, self._version = Words.of(version), version
         self._files, self._start, self._target = files, start, target
-        self._exclude = exclude
+        self._exclude, self._tables = exclude, tables
         self._name_of_workers = f"{self._words.replica.lower()}_parallel_workers"
         self._given = int(str(session.scalar(f"SELECT @@GLOBAL.{self._name_of_workers}")))
         # Data that statements change depends on what ran before: one after the other, as they stand in the log.
@@ -81,6 +83,7 @@ class MysqlApplier:
         self._session.execute(
             f"{self._words.change} TO {word}_HOST=%s, {word}_PORT=%s, {word}_USER=%s, {word}_PASSWORD=%s{options} "
             f"FOR CHANNEL '{CHANNEL}'", HOST, self._source.port, USER, self._source.password)
+        filter_mysql(self._session, CHANNEL, self._version, self._tables)
 
     def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
         replica = self._words.replica

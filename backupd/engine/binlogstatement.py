@@ -10,15 +10,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from backupd.engine.sqltokens import TOKEN, Token, after_account, full_name, tokens_of
 from backupd.model.binlog import Change, ChangeKind
 
 READ_AT_MOST = 64 * 1024
 """Characters of a statement that are looked at."""
 
-_TOKEN = re.compile(
-    r"""\s+ | --(?=\s)[^\n]* | \#[^\n]* | /\*M?!\d* | /\*.*?(?:\*/|\Z) | \*/
-      | (?P<quoted>`(?:[^`]++|``)*+`) | (?P<text>'(?:[^'\\]++|\\.|'')*+'?) | (?P<double>"(?:[^"\\]++|\\.|"")*+"?)
-      | (?P<word>[\w$]+) | (?P<mark>.)""", re.VERBOSE | re.DOTALL)
 _REVEALING = (r"PASSW|PASSPHRASE|SECRET|CREDENTIAL|TOKEN|AUTH(?:ENTICATION)?_STRING|"
                  r"(?:API|PRIVATE|ENCRYPTION|CRYPT)_?KEY")
 _MAY_HOLD_SECRETS = re.compile(
@@ -61,19 +58,6 @@ class Effect:
     load: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
-    text: str
-    name: bool
-    """May it be a name?"""
-    quoted: bool = False
-
-    @property
-    def word(self) -> str:
-        """In upper case, empty for what is quoted."""
-        return "" if self.quoted else self.text.upper()
-
-
 def masked(text: str) -> str:
     """The statement without passwords, their hashes and keys, so far as a statement is looked at. When in doubt a
     value is left out: which table was touched is what a search is for."""
@@ -83,7 +67,7 @@ def masked(text: str) -> str:
 
 def _masked(text: str) -> Iterator[str]:
     reader = _SecretReader()
-    for match in _TOKEN.finditer(text):
+    for match in TOKEN.finditer(text):
         kind, found = match.lastgroup or "comment", match.group()
         if not reader.is_secret(kind, found):
             yield found
@@ -162,7 +146,7 @@ class _SecretReader:
 
 def effect(text: str, schema: str) -> Effect:
     """What ``text`` does when ``schema`` is the current one."""
-    coming = _tokens(text[:READ_AT_MOST])
+    coming = tokens_of(text[:READ_AT_MOST])
     first = next(coming, None)
     if first is None:
         return Effect(())
@@ -182,10 +166,10 @@ def effect(text: str, schema: str) -> Effect:
     return Effect(_other("" if verb in _OF_THE_SERVER else schema), data=unknown, wild=unknown)
 
 
-def _head(verb: str, coming: Iterator[_Token]) -> list[_Token]:
+def _head(verb: str, coming: Iterator[Token]) -> list[Token]:
     """What stands before the data: values can be long, and no table is named behind them."""
     ends = _END_OF_TABLES | {"("} if _DATA[verb] is ChangeKind.INSERT else _END_OF_TABLES
-    head: list[_Token] = []
+    head: list[Token] = []
     depth = 0
     for token in coming:
         if not depth and token.word in ends and verb != "LOAD":
@@ -195,7 +179,7 @@ def _head(verb: str, coming: Iterator[_Token]) -> list[_Token]:
     return head
 
 
-def _of_tables(verb: str, tokens: list[_Token], schema: str) -> tuple[Change, ...]:
+def _of_tables(verb: str, tokens: list[Token], schema: str) -> tuple[Change, ...]:
     at = next((at for at, token in enumerate(tokens) if token.word in {"TABLE", "TABLES"}), 0)
     names = _listed(tokens[at + 1:], schema)
     if verb == "TRUNCATE":
@@ -205,20 +189,7 @@ def _of_tables(verb: str, tokens: list[_Token], schema: str) -> tuple[Change, ..
     return _changes(names if at else [], ChangeKind.OTHER)
 
 
-def _tokens(text: str) -> Iterator[_Token]:
-    for match in _TOKEN.finditer(text):
-        kind, found = match.lastgroup, match.group()
-        if kind == "quoted":
-            yield _Token(found[1:-1].replace("``", "`"), name=True, quoted=True)
-        elif kind == "double":
-            yield _Token(found[1:-1].replace('""', '"'), name=True, quoted=True)
-        elif kind == "text":
-            yield _Token(found, name=False, quoted=True)
-        elif kind is not None:
-            yield _Token(found, name=kind == "word")
-
-
-def _after_with(tokens: list[_Token]) -> list[_Token]:
+def _after_with(tokens: list[Token]) -> list[Token]:
     depth = 0
     for at, token in enumerate(tokens):
         depth += {"(": 1, ")": -1}.get(token.word, 0)
@@ -227,13 +198,13 @@ def _after_with(tokens: list[_Token]) -> list[_Token]:
     return []
 
 
-def _definition(kind: ChangeKind, tokens: list[_Token], schema: str) -> Effect:
+def _definition(kind: ChangeKind, tokens: list[Token], schema: str) -> Effect:
     at, temporary = 0, False
     while at < len(tokens):
         word = tokens[at].word
         temporary |= word == "TEMPORARY"
-        if word == "DEFINER" and tokens[at + 1:at + 2] == [_Token("=", name=False)]:
-            at = _after_account(tokens, at + 1)
+        if word == "DEFINER" and tokens[at + 1:at + 2] == [Token("=", name=False)]:
+            at = after_account(tokens, at + 1)
         elif word in _LEADING or word == "=":
             at += 1
         else:
@@ -262,23 +233,13 @@ def _definition(kind: ChangeKind, tokens: list[_Token], schema: str) -> Effect:
     return Effect(_other("" if what in _ACCOUNTS else schema))
 
 
-def _is_filled(rest: list[_Token]) -> bool:
+def _is_filled(rest: list[Token]) -> bool:
     """Does what stands behind CREATE TABLE fill it from a query?"""
     return any((token.word == "SELECT" or (token.word == "TABLE" and at)) and rest[at - 1].word != "."
                for at, token in enumerate(rest))
 
 
-def _after_account(tokens: list[_Token], at: int) -> int:
-    """Behind ``= user@host`` or ``= CURRENT_USER()``."""
-    while at < len(tokens) and tokens[at].word == "=":
-        at += 1
-    at += 1
-    while at < len(tokens) and tokens[at].word in {"@", "(", ")"}:
-        at += 2 if tokens[at].word == "@" else 1
-    return at
-
-
-def _renamed(tokens: list[_Token], schema: str) -> list[tuple[str, str]]:
+def _renamed(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
     """The new name in an ALTER TABLE ... RENAME [TO|AS]."""
     depth = 0
     for at, token in enumerate(tokens[:-1]):
@@ -290,7 +251,7 @@ def _renamed(tokens: list[_Token], schema: str) -> list[tuple[str, str]]:
     return []
 
 
-def _data(verb: str, tokens: list[_Token], schema: str) -> Effect:
+def _data(verb: str, tokens: list[Token], schema: str) -> Effect:
     kind, load = _DATA[verb], verb == "LOAD"
     if load:
         at = next((at for at, token in enumerate(tokens) if token.word == "TABLE"), len(tokens))
@@ -308,25 +269,25 @@ def _data(verb: str, tokens: list[_Token], schema: str) -> Effect:
     return Effect(_changes(names, kind) or _other(schema), data=True, wild=not names, load=load)
 
 
-def _joined(tokens: list[_Token], schema: str) -> list[tuple[str, str]]:
+def _joined(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
     """All tables that an UPDATE or a DELETE of several tables names: more than it changes, never fewer."""
     found: list[tuple[str, str]] = []
     expected, at = True, 0
     while at < len(tokens):
         word = tokens[at].word
         if expected and tokens[at].name and word not in _JOIN | {"LATERAL", "SELECT"}:
-            name, at = _full_name(tokens, at, schema)
+            name, at = full_name(tokens, at, schema)
             if name not in found:
                 found.append(name)
             expected = False
             continue
-        condition = word == "USING" and tokens[at + 1:at + 2] == [_Token("(", name=False)]
+        condition = word == "USING" and tokens[at + 1:at + 2] == [Token("(", name=False)]
         expected = (word in _JOIN and not condition) or (expected and word in {"(", "."})
         at += 1
     return found
 
 
-def _listed(tokens: list[_Token], schema: str) -> list[tuple[str, str]]:
+def _listed(tokens: list[Token], schema: str) -> list[tuple[str, str]]:
     """Names with commas, or TO, between them."""
     found: list[tuple[str, str]] = []
     at = 0
@@ -334,7 +295,7 @@ def _listed(tokens: list[_Token], schema: str) -> list[tuple[str, str]]:
         if tokens[at].word in {"IF", "EXISTS", "NOT"}:
             at += 1
             continue
-        name, at = _full_name(tokens, at, schema)
+        name, at = full_name(tokens, at, schema)
         found.append(name)
         while at < len(tokens) and (tokens[at].word in {"WAIT", "NOWAIT"} or tokens[at].text.isdigit()):
             at += 1
@@ -342,12 +303,6 @@ def _listed(tokens: list[_Token], schema: str) -> list[tuple[str, str]]:
             break
         at += 1
     return found
-
-
-def _full_name(tokens: list[_Token], at: int, schema: str) -> tuple[tuple[str, str], int]:
-    if at + 2 < len(tokens) and tokens[at + 1].word == "." and tokens[at + 2].name:
-        return (tokens[at].text, tokens[at + 2].text), at + 3
-    return (schema, tokens[at].text), at + 1
 
 
 def _changes(names: list[tuple[str, str]], kind: ChangeKind) -> tuple[Change, ...]:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from backupd.engine.client import Connection
+from backupd.engine.clienttool import client_options
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import ToolError
 from backupd.model.server import Flavour, Tool
@@ -33,7 +34,6 @@ _MARIADB_ID = "stop-never-slave-server-id"
 _MYSQL_ID = "connection-server-id"
 _ONLY_MARIADB = "print-row-count"
 _LOWEST_ID, _HIGHEST_ID = 2**31, 2**32 - 2
-_OFF = ("0", "off", "false", "disabled")
 
 
 class EndKind(StrEnum):
@@ -102,20 +102,7 @@ class BinlogTool:
 
     def option_groups(self, connection: Connection) -> dict[str, dict[str, str | None]]:
         """What its option file holds: how to reach the server, in the words of this program."""
-        if self.flavour is Flavour.MARIADB:
-            return connection.option_groups()
-        verified = connection.ssl.get("verify-server-cert")
-        groups = replace(connection, ssl={name: value for name, value in connection.ssl.items()
-                                          if name != "verify-server-cert"}).option_groups()
-        if verified is not None and verified.lower() not in _OFF:
-            groups["client"]["ssl-mode"] = "VERIFY_IDENTITY"
-        elif {"ca", "capath"} & set(connection.ssl):
-            groups["client"]["ssl-mode"] = "VERIFY_CA"
-        elif connection.ssl:
-            groups["client"]["ssl-mode"] = "REQUIRED"
-        elif not connection.socket:
-            groups["client"]["loose-get-server-public-key"] = None  # for accounts of caching_sha2_password without TLS
-        return groups
+        return client_options(connection, mariadb=self.flavour is Flavour.MARIADB)
 
     def _command(self, option_file: Path, folder: Path, *options: str) -> Command:
         return Command((self.tool.path, f"--defaults-file={option_file}", "--read-from-remote-server", "--raw",

@@ -31,6 +31,8 @@ _COPIED = {
 manual).
 """
 
+CLONE = "clone"
+"""The tool that copies InnoDB only."""
 _NO_DATA = frozenset({"BLACKHOLE", "SEQUENCE", "PERFORMANCE_SCHEMA"})
 _ELSEWHERE = frozenset({"FEDERATED", "SPIDER", "CONNECT", "S3", "SPHINX", "NDBCLUSTER", "ColumnStore"})
 
@@ -39,6 +41,14 @@ _LINKED_FILES = ("MYD", "MYI", "MAD", "MAI")
 _SHOWN = 10
 _XA_REFUSED = 1401
 """MySQL 8 lists prepared XA transactions only to those with XA_RECOVER_ADMIN; this is how it refuses."""
+
+
+def uncovered(engines: Iterable[str], flavour: Flavour, tool: str = "") -> frozenset[str]:
+    """Those of ``engines`` whose rows are on this server and in no physical backup by ``tool`` (its name; "": the one
+    of the flavour)."""
+    copied = frozenset({"InnoDB"}) if tool == CLONE else _COPIED[flavour]
+    kept = copied | _NO_DATA | _ELSEWHERE | {"MRG_MyISAM", "MRG_MYISAM", "MEMORY", ""}
+    return frozenset(engine for engine in engines if engine not in kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +204,7 @@ def _engine_warnings(tables: Sequence[Table], flavour: Flavour) -> Iterator[str]
     by_engine: dict[str, list[str]] = defaultdict(list)
     for table in tables:
         by_engine[table.engine].append(str(table.name))
-    covered = _COPIED[flavour] | _NO_DATA
+    missing = uncovered(by_engine, flavour)
     for engine, names in sorted(by_engine.items()):
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         if engine == "MEMORY":
@@ -203,7 +213,7 @@ def _engine_warnings(tables: Sequence[Table], flavour: Flavour) -> Iterator[str]
             yield f"{engine} keeps its data elsewhere; only the definition is in the backup: {shown}"
         elif not engine:
             yield f"the server cannot open these tables, so their data may be missing or damaged: {shown}"
-        elif engine not in covered:
+        elif engine in missing:
             yield f"the physical backup does not cover engine {engine}; take logical backups of: {shown}"
 
 

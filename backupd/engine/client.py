@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import socket
+import ssl
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +15,9 @@ from typing import Any, Self
 import pymysql
 from pymysql.cursors import Cursor, DictCursor
 
+from backupd.engine import rowstream
 from backupd.engine.defaults import CLIENT_GROUPS, read_option_file
+from backupd.engine.rowstream import Row
 from backupd.model.errors import ConfigurationError, Problem, ServerError
 
 DEFAULT_SOCKET = "/run/mysqld/mysqld.sock"
@@ -155,12 +159,18 @@ class Session:
             password=connection.password.encode(),
             charset="utf8mb4",
             autocommit=True,
+            # A limit of the server's would cut the list of tables short, and every other answer.
+            init_command="SET SESSION sql_select_limit = 18446744073709551615",
             connect_timeout=max(1, round(connection.connect_timeout)),
             read_timeout=connection.answer_timeout,
             write_timeout=connection.answer_timeout,
             defer_connect=True,
+            ssl_disabled=not connection.ssl,
             **where,
         )
+        if not connection.ssl:
+            # As it does itself, but for reading the system's certificates, to verify nothing with: 30 ms each time.
+            raw.ssl, raw.ctx = True, _opportunistic()
         try:
             if connection.socket:
                 # Opened here, because PyMySQL loses the descriptor of a socket on which nobody listens.
@@ -208,6 +218,29 @@ class Session:
     def execute(self, sql: str, *args: Any) -> None:
         """Run a statement whose rows nobody wants. Raises ServerError."""
         self._run(Cursor, sql, args)
+
+    def send(self, statement: bytes | memoryview) -> tuple[int, int]:
+        """Run a statement that nobody copies or quotes, however large: rows it changed, warnings it left. Raises
+        ServerError."""
+        try:
+            rows = int(self._raw.query(statement))
+            return rows, int(self._raw._result.warning_count)  # noqa: SLF001 - PyMySQL has no other way to it
+        except (pymysql.err.Error, OSError) as error:
+            raise _server_error(f"the server at {self.connection.address} refused a statement", error) from error
+
+    def packets(self, sql: str) -> Generator[Row, None, None]:
+        """Each row of ``sql`` as the server sends it, undecoded, while it still reads (see ``rowstream.values``). Left
+        before the end, the session is closed. Raises ServerError."""
+        try:
+            yield from rowstream.packets(self._raw, sql)
+        except (pymysql.err.Error, OSError) as error:
+            raise _server_error(
+                f"the server at {self.connection.address} refused a statement", error, statement=sql
+            ) from error
+
+    def break_off(self) -> None:
+        """From any thread: end the conversation now; whoever waits for an answer gets ServerError."""
+        rowstream.break_off(self._raw)
 
     def ping(self) -> None:
         """Is the server still there? Raises ServerError; never reconnects."""
@@ -300,6 +333,15 @@ _SSL_NAMES = ("ca", "capath", "cert", "key", "cipher", "verify-server-cert")
 def _ssl(options: Iterable[Any]) -> dict[str, str]:
     wanted = {f"ssl-{name}": name for name in _SSL_NAMES}
     return {wanted[option.name]: option.value or "" for option in options if option.name in wanted}
+
+
+@functools.cache
+def _opportunistic() -> ssl.SSLContext:
+    """For a server that offers encryption, where nothing was said of certificates."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def _ssl_arguments(ssl: Mapping[str, str]) -> dict[str, Any]:

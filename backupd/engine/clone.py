@@ -45,7 +45,7 @@ from backupd.engine.clonestate import checkpoint_lsn, flushed_lsn, system_tables
 from backupd.engine.commitlock import CommitLock
 from backupd.engine.ingest import ingest
 from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
-from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, PrepareStep
+from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, nothing
 from backupd.engine.probe import probe
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames
 from backupd.model.errors import CancelledError, RefusedError, ServerError, ToolError
@@ -104,7 +104,7 @@ class Clone:
         (base / "performance_schema").mkdir(mode=0o700, exist_ok=True)
         return ()
 
-    def verify_prepared(self, base: Path, receipts: Receipts, logs: Sequence[str]) -> None:  # noqa: ARG002 - nothing was run
+    def verify_prepared(self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing) -> None:  # noqa: ARG002, E501 - nothing was run
         found = flushed_lsn(base, _system_of(base)), checkpoint_lsn(base)
         if found != (receipts.last_lsn, receipts.last_lsn):
             raise ToolError(f"{base} is not the copy that was shut down at {receipts.last_lsn}",

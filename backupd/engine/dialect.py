@@ -7,7 +7,9 @@ before 8.0, so every variable is asked as @@GLOBAL.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from backupd.engine.client import Session
 from backupd.model.server import Flavour, Version
@@ -45,6 +47,11 @@ class Dialect:
     """Where to count events. A server that runs with skip_grant_tables, as a copy of ours may, does not show them in
     the information schema as long as they are kept in a table."""
     forget_replication: str = "RESET REPLICA ALL"
+    prepare_block: tuple[str, ...] = ()
+    block_commits: tuple[str, ...] = ("FLUSH TABLES WITH READ LOCK",)
+    """From the first of these on somebody waits: writers of tables without transactions, and with the last of them
+    everybody who commits. ``prepare_block`` comes before, ``unblock_commits`` ends it; so does closing the session."""
+    unblock_commits: str = "UNLOCK TABLES"
 
     def limit(self, session: Session, seconds: float) -> None:
         """End each later statement of ``session`` (on MySQL: each SELECT) after ``seconds``. Raises ServerError."""
@@ -57,6 +64,12 @@ class Dialect:
         return self.statement_limit.format(seconds=f"{max(seconds, 0.001):.3f}", statement=statement)
 
 
+_BACKUP_STAGES: Mapping[str, Any] = {
+    # These wait for no SELECT, and until the last one writers of InnoDB go on.
+    "prepare_block": ("BACKUP STAGE START", "BACKUP STAGE FLUSH"),
+    "block_commits": ("BACKUP STAGE BLOCK_DDL", "BACKUP STAGE BLOCK_COMMIT"),
+    "unblock_commits": "BACKUP STAGE END",
+}
 _OLD_TABLESPACES = """
 SELECT t.NAME, d.PATH, t.ALLOCATED_SIZE FROM information_schema.INNODB_SYS_TABLESPACES t
 JOIN information_schema.INNODB_SYS_DATAFILES d ON d.SPACE = t.SPACE
@@ -101,6 +114,7 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
             binlog_session_privilege="BINLOG ADMIN" if modern else "SUPER",
             events="mysql.event WHERE db",
             forget_replication="RESET SLAVE ALL",
+            **(_BACKUP_STAGES if version >= Version(10, 4, 1) else {}),
         )
     dictionary = version >= Version(8, 0)
     return Dialect(

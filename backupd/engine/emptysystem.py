@@ -1,14 +1,21 @@
-"""The empty system of a new server."""
+"""The empty system of a new server, made anew or copied from one that is kept."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from backupd.engine.installation import server_options
 from backupd.engine.launch import DATABASE_USER, START_SECONDS, Options, give
-from backupd.process.command import Command
+from backupd.engine.toolset import NO_PATHS, row_for
+from backupd.model.server import Flavour, ServerInfo
+from backupd.process.command import Command, locate
+from backupd.process.folders import PASSABLE
 from backupd.process.run import run
 
 NO_OPTIONS: Options = {}
@@ -37,3 +44,56 @@ def initialise(
         give(Path(temporary), user)
         run(Command((program, "--no-defaults", f"--datadir={datadir}", *as_user, *arguments),
                     env={"TMPDIR": temporary}), timeout=START_SECONDS)
+
+
+def installer_of(program: str, info: ServerInfo, *, paths: Mapping[str, str] = NO_PATHS) -> str:
+    """What makes an empty system for the server ``program``: MySQL's does it itself. ``paths``: of programs that are
+    not searched. Raises ToolMissingError."""
+    server = Path(program)
+    if info.flavour is not Flavour.MARIADB:
+        return program
+    names = row_for(info.flavour, info.version).install
+    beside = [str(folder / name) for name in names
+              for folder in (server.parent, server.parent.parent / "bin", server.parent.parent / "scripts")]
+    named = [paths[name] for name in names if paths.get(name)]
+    return next((path for path in [*named, *beside] if os.access(path, os.X_OK)), locate(names[0]))
+
+
+def empty_system(
+    data: Path, program: str, *, installer: str, user: str = DATABASE_USER, templates: Path | None = None,
+    options: Options = NO_OPTIONS,
+) -> None:
+    """Make ``data`` the empty system of the server ``program``, without an identity of its own; as ``initialise``.
+
+    ``templates``: a folder where empty systems are kept for the next time, None to make it anew.
+    """
+    if templates is None:
+        initialise(data, program=installer, options=options, user=user)
+    else:
+        template = _template(program, installer, user, templates, options)
+        run(Command(("cp", "-a", "--reflink=auto", "--sparse=always", f"{template}/.", str(data))), timeout=600)
+    for name in ("auto.cnf", "binlog.index"):
+        (data / name).unlink(missing_ok=True)
+
+
+def _template(program: str, installer: str, user: str, templates: Path, options: Options) -> Path:
+    """The empty system of this very program, made on first use by whoever comes first."""
+    status = Path(locate(program)).stat()
+    mark = f"{program} {status.st_size} {status.st_mtime_ns} {user}"
+    if options:
+        mark += f" {sorted(options.items())}"
+    template = templates / f"empty-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
+    templates.mkdir(mode=PASSABLE, parents=True, exist_ok=True)
+    gate = os.open(templates / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        if not template.is_dir():
+            making = templates / f"{template.name}.making"
+            shutil.rmtree(making, ignore_errors=True)
+            initialise(making, program=installer, options=options, user=user)
+            for left in (*making.glob("*.pem"), making / "auto.cnf"):
+                left.unlink(missing_ok=True)
+            making.rename(template)
+    finally:
+        os.close(gate)
+    return template

@@ -55,7 +55,7 @@ def _file(folder: int, name: str, path: PurePosixPath, owner: int, buffer: bytea
                             hint="somebody changed the copy while it was made; nothing was kept of this backup")
         view = memoryview(buffer)
         position = 0
-        for begin, end in _extents(descriptor, status):
+        for begin, end in extents(descriptor, status):
             if begin > position:
                 yield Hole(str(path), position, begin - position)
             position = begin
@@ -73,7 +73,7 @@ def _file(folder: int, name: str, path: PurePosixPath, owner: int, buffer: bytea
         yield End(str(path))
 
 
-def _extents(descriptor: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
+def extents(descriptor: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
     """(begin, end) of what was written to a file."""
     if status.st_blocks * 512 >= status.st_size:
         yield 0, status.st_size

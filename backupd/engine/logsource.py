@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import os
 import secrets
 import shutil
 import socket
@@ -25,15 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.engine import binlogevents as events
-from backupd.engine.emptysystem import initialise
+from backupd.engine.emptysystem import empty_system
 from backupd.engine.launch import LaunchedServer, Options, ServerConfig, give
-from backupd.engine.logwalk import Walk
+from backupd.engine.logwalk import Walk, statement_at
+from backupd.engine.tablefilter import left_out, skipped_statement
 from backupd.model.errors import RefusedError, ToolError
 from backupd.model.gtid import covers, plus, same
 from backupd.model.server import Flavour, ServerInfo
-from backupd.process.command import Command, locate
+from backupd.model.table import TableName
 from backupd.process.folders import PASSABLE
-from backupd.process.run import run
 
 USER = "replay"
 HOST = "127.0.0.1"
@@ -77,19 +75,23 @@ def log_source(
     installer: str,
     memory: int = 0,
     templates: Path | None = None,
+    tables: Sequence[TableName] = (),
 ) -> Iterator[LogSource]:
     """Serve ``files`` (plain, original names, in order; ``found`` is what they hold) to ``copy``, which runs.
 
     ``folder``: private and empty or not there yet, made the server's; removed at the end. ``installer``: what makes an
     empty system. ``memory``: bytes it may use, 0 for the least. ``templates``: a folder where empty systems are kept
-    for the next time. Raises RefusedError, ToolError when the server does not serve exactly these files, ServerError.
+    for the next time. ``tables``: the replay is narrowed down to these (see tablefilter). Raises RefusedError,
+    ToolError when the server does not serve exactly these files, ServerError.
     """
     config = copy.config
     data = folder / "data"
     try:
         _lay_out(folder, config.user)
-        _empty_system(data, config, installer, templates)
+        empty_system(data, config.program, installer=installer, user=config.user, templates=templates)
         names = _put(files, found, data, config.user)
+        for path, at in left_out(found, tables):
+            _leave_out(data / path.name, at, skipped_statement(tables))
         port, password = _port(), secrets.token_hex(16)
         basename = names[0].rpartition(".")[0]
         source = LaunchedServer(ServerConfig(
@@ -158,6 +160,21 @@ def _unmark(path: Path, at: int) -> None:
         stream.write(event + (zlib.crc32(event).to_bytes(events.CRC_SIZE, "little") if checksums else b""))
 
 
+def _leave_out(path: Path, at: int, statement: str) -> None:
+    """Put ``statement``, which nothing comes of, into the place of the one in the event at ``at``."""
+    with path.open("r+b") as stream:
+        checksums = events.read_format(stream).checksums
+        stream.seek(at)
+        header = stream.read(events.HEADER.size)
+        when, _kind, server_id, length, end, flags = events.HEADER.unpack(header)
+        body = stream.read(length - events.HEADER.size - (events.CRC_SIZE if checksums else 0))
+        begin = statement_at(body)
+        text = statement.encode().ljust(len(body) - begin)
+        event = events.HEADER.pack(when, events.QUERY, server_id, length, end, flags) + body[:begin] + text
+        stream.seek(at)
+        stream.write(event + (zlib.crc32(event).to_bytes(events.CRC_SIZE, "little") if checksums else b""))
+
+
 def _gtid_options(info: ServerInfo, found: Walk) -> Options:
     if info.flavour is Flavour.MARIADB:
         return {}
@@ -177,37 +194,6 @@ def _lay_out(folder: Path, user: str) -> None:
     folder.mkdir(mode=PASSABLE, parents=True)
     folder.chmod(PASSABLE)
     give(folder, user)
-
-
-def _empty_system(data: Path, config: ServerConfig, installer: str, templates: Path | None) -> None:
-    if templates is None:
-        initialise(data, program=installer, user=config.user)
-    else:
-        template = _template(config, installer, templates)
-        run(Command(("cp", "-a", "--reflink=auto", "--sparse=always", f"{template}/.", str(data))), timeout=600)
-    for name in ("auto.cnf", "binlog.index"):
-        (data / name).unlink(missing_ok=True)
-
-
-def _template(config: ServerConfig, installer: str, templates: Path) -> Path:
-    """The empty system of this very program, made on first use by whoever comes first."""
-    status = Path(locate(config.program)).stat()
-    mark = f"{config.program} {status.st_size} {status.st_mtime_ns} {config.user}"
-    template = templates / f"empty-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
-    templates.mkdir(mode=PASSABLE, parents=True, exist_ok=True)
-    gate = os.open(templates / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        if not template.is_dir():
-            making = templates / f"{template.name}.making"
-            shutil.rmtree(making, ignore_errors=True)
-            initialise(making, program=installer, user=config.user)
-            for left in (*making.glob("*.pem"), making / "auto.cnf"):
-                left.unlink(missing_ok=True)
-            making.rename(template)
-    finally:
-        os.close(gate)
-    return template
 
 
 def _put(files: Sequence[Path], found: Walk, data: Path, user: str) -> list[str]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backupd.engine import binlogevents as events
-from backupd.engine.logwords import changes_data, may_concern_events
+from backupd.engine.logwords import changes_data, may_concern_events, may_concern_routines
+from backupd.engine.statementnames import Routine, routine_of
 from backupd.model.binlog import FIRST_EVENT
 from backupd.model.errors import DamagedError, RefusedError, StreamError
 from backupd.model.gtid import MariadbGtids
@@ -53,7 +54,8 @@ class Walk:
     ``transactions``: event groups, of them ``anonymous`` without a GTID; both 0 where the server marked none (MySQL
     before 5.7 without GTIDs). ``begun``: how many begin with a BEGIN or XA START of their own. ``last_at``: when the
     last one did, in seconds, 0 for none. ``by_statement``: do statements change data, instead of rows?
-    ``works``: is there anything to execute at all? ``server_ids``: of all events.
+    ``works``: is there anything to execute at all? ``server_ids``: of all events. ``routines``: where routines,
+    scheduled events and the like are defined or dropped (path and place of the event).
     MariaDB only: ``repeated``: how many more there are that were executed before the start; ``domains`` of the
     transactions; ``marks``: where files that came decrypted from a server say that they are encrypted (path and place
     of the event); ``twice``: GTIDs that occur more than once, so that they tell no place; ``first`` is the state at the
@@ -74,6 +76,7 @@ class Walk:
     twice: list[str] = field(default_factory=list)
     xa: bool = False
     works: bool = False
+    routines: list[tuple[Path, int, Routine]] = field(default_factory=list)
     server_ids: set[int] = field(default_factory=set)
     statements: list[Statement] = field(default_factory=list)
     first: MariadbGtids = field(default_factory=MariadbGtids)
@@ -215,7 +218,7 @@ class _Walker:
             elif self._skipping and self._started:
                 found.repeated += 1
         elif kind in _QUERIES:
-            self._query(kind, server_id, event)
+            self._query(kind, server_id, path, at, event)
         elif kind == events.EXECUTE_LOAD:
             found.by_statement |= self._counts
         elif kind in _ENDINGS:
@@ -247,7 +250,7 @@ class _Walker:
             self._found.domains.add(domain)
         self._found.xa |= self._counts and bool(flags & (_XA_PREPARED | _XA_COMPLETED))
 
-    def _query(self, kind: int, server_id: int, event: _Event) -> None:
+    def _query(self, kind: int, server_id: int, path: Path, at: int, event: _Event) -> None:
         schema, text = _statement(event.body(_TEXT), 0 if event.is_long(_TEXT) else self._checksum,
                                   compressed=kind == events.QUERY_COMPRESSED)
         word = text[:16].upper()
@@ -260,6 +263,8 @@ class _Walker:
         self._found.by_statement |= self._counts and changes_data(text)
         if self._counts and may_concern_events(text):
             self._found.statements.append(Statement(schema, text, server_id, server_id == self._own_id))
+        if self._counts and may_concern_routines(text) and (routine := routine_of(text, schema)) is not None:
+            self._found.routines.append((path, at, routine))
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,12 +336,16 @@ def _gtid_list(body: bytes) -> list[tuple[int, tuple[int, int]]]:
     return [(domain, (server_id, sequence)) for domain, server_id, sequence in listed]
 
 
+def statement_at(body: bytes) -> int:
+    """Where the text, or its compressed form, begins in the body of a Query event."""
+    return _FIXED_PART + int.from_bytes(body[11:13], "little") + body[8] + 1
+
+
 def _statement(body: bytes, checksum: int, *, compressed: bool) -> tuple[str, str]:
     """Current schema and text of a Query event."""
-    schema_length, variables = body[8], struct.unpack_from("<H", body, 11)[0]
-    at = _FIXED_PART + variables
-    schema = body[at:at + schema_length].decode("utf-8", "replace")
-    text = body[at + schema_length + 1:len(body) - checksum]
+    at = statement_at(body)
+    schema = body[at - 1 - body[8]:at - 1].decode("utf-8", "replace")
+    text = body[at:len(body) - checksum]
     if compressed:
         text = zlib.decompressobj().decompress(text[1 + (text[0] & 0x07):], _TEXT)
     return schema, text.decode("utf-8", "replace")

@@ -9,6 +9,8 @@ _FRONT = re.compile(r"(?:[\s(;]+|\*/|/\*M?!\d*|/\*.*?(?:\*/|\Z)|\#[^\n]*|--(?=\s
 _WORD = re.compile(r"\w+")
 _WITH_VARIABLES = re.compile(r"SET\s+STATEMENT\b", re.IGNORECASE)
 _DEFINES = re.compile(r"(CREATE|ALTER|DROP|SET\s+STATEMENT)\b.*?\b(EVENT|DATABASE|SCHEMA)\b", re.IGNORECASE | re.DOTALL)
+_ROUTINES = re.compile(r"(?:CREATE|ALTER|DROP)\b.{0,300}?\b(?:PROCEDURE|FUNCTION|PACKAGE|EVENT|SERVER)\b",
+                       re.IGNORECASE | re.DOTALL)
 _NO_DATA = frozenset({
     "CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE", "GRANT", "REVOKE", "SET", "ANALYZE", "OPTIMIZE", "REPAIR", "CHECK",
     "FLUSH", "INSTALL", "UNINSTALL", "IMPORT", "BEGIN", "START", "COMMIT", "ROLLBACK", "SAVEPOINT", "RELEASE", "XA",
@@ -32,3 +34,9 @@ def may_concern_events(text: str) -> bool:
     """May it make, change or drop scheduled events?"""
     at = _FRONT.match(text)
     return _DEFINES.match(text, at.end() if at else 0) is not None
+
+
+def may_concern_routines(text: str) -> bool:
+    """May it make, change or drop a routine, a scheduled event or a server?"""
+    at = _FRONT.match(text)
+    return _ROUTINES.match(text, at.end() if at else 0) is not None

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from backupd.engine.physical import CaptureRequest, PrepareStep
+from backupd.engine.physical import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.preparation import (
     FETCH_AGAIN,
     check_chain,
@@ -26,6 +26,7 @@ from backupd.engine.preparation import (
     no_redo,
     prepare_step,
     size_of_redo,
+    without_left_out,
 )
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.streaming import StreamingCapture, StreamingTool
@@ -93,8 +94,10 @@ class MariaBackup:
             steps.append(prepare_step(self._tool, title, base, increment, memory=memory))
         return tuple(steps)
 
-    def verify_prepared(self, base: Path, receipts: Receipts, logs: Sequence[str]) -> None:
-        check_logs(self._tool, base, logs, silent=_SILENT_FAILURES)
+    def verify_prepared(
+        self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
+    ) -> None:
+        check_logs(self._tool, base, [without_left_out(log, left_out) for log in logs], silent=_SILENT_FAILURES)
         found = read_receipts(base).backup_type
         if found != PREPARED_TYPE:
             raise ToolError(

@@ -66,6 +66,14 @@ class Rename:
 
 FileEvent = Data | Hole | End | Remove | Rename
 
+LeftOut = Callable[[str], bool]
+"""Was a file (its path in the data directory) left out of a copy on purpose?"""
+
+
+def nothing(_path: str) -> bool:
+    """Of a whole copy: every file must be there."""
+    return False
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
@@ -153,10 +161,12 @@ class PhysicalTool(Protocol):
         miss."""
         ...
 
-    def verify_prepared(self, base: Path, receipts: Receipts, logs: Sequence[str]) -> None:
+    def verify_prepared(
+        self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
+    ) -> None:
         """Did prepare really reach the end of the redo? ``receipts`` of the last backup applied, ``logs``:
-        stderr of each step in order. Raises ToolError; the tools say "completed OK!" over damaged
-        backups."""
+        stderr of each step in order; only files that were ``left_out`` may be missing. Raises ToolError; the tools
+        say "completed OK!" over damaged backups."""
         ...
 
     def redo_bytes(self, base: Path) -> int:

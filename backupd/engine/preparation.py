@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from backupd.engine.defaults import read_option_file
-from backupd.engine.physical import PrepareStep
+from backupd.engine.physical import LeftOut, PrepareStep
 from backupd.engine.receipts import BACKUP_CNF, read_receipts
 from backupd.engine.sandbox import can_confine, confine
 from backupd.engine.streaming import COMPLETED
@@ -74,6 +74,22 @@ def check_chain(base: Path, increments: Sequence[Path], *, redo: str, startable:
         previous = receipts
     if damages:
         raise DamagedError("this is not a backup that can be prepared", damages, hint="fetch the backup again")
+
+
+_MISSING = re.compile(r"(?:was not found at|valid tablespace file for) (?P<path>\S+)")
+_TWO_NAMES = re.compile(r"`?(?P<schema>[^`/]+)`?[./]`?(?P<file>[^`/]+)`?")
+
+
+def without_left_out(log: str, left_out: LeftOut) -> str:
+    """``log`` of a prepare without the lines that miss a file which was ``left_out``. They name its path, or the table
+    as ``schema/table``; a path of another folder stands for the one in the data directory."""
+    return "\n".join(line for line in log.splitlines() if not _misses(line, left_out))
+
+
+def _misses(line: str, left_out: LeftOut) -> bool:
+    match = _MISSING.search(line)
+    names = _TWO_NAMES.fullmatch("/".join(match["path"].rstrip(".").split("/")[-2:])) if match else None
+    return names is not None and left_out(f"{names['schema']}/{names['file']}")
 
 
 def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[str]) -> None:

@@ -23,6 +23,8 @@ from backupd.model.server import Flavour, Position
 from backupd.model.table import TableName, quote_name
 
 _SETTINGS = (
+    # Definitions are printed in it.
+    "SET SESSION sql_mode = ''",
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     # A prepared connection idles for as long as a backup runs.
     "SET SESSION wait_timeout = 2147483",
@@ -68,8 +70,14 @@ class Snapshot:
             self.session.close()
             raise
 
-    def open(self) -> None:
-        """Begin. Takes about a millisecond where the server tells the position. Raises ServerError."""
+    def open(self, position: Position | None = None) -> None:
+        """Begin. Takes about a millisecond where the server tells the position. ``position``: the caller keeps commits
+        blocked and has read it, and every moment counts: ``moved`` knows nothing then. Raises ServerError."""
+        if position is not None:
+            self.session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            self.position = position
+            self.session.execute(f"SAVEPOINT {_SAVEPOINT}")
+            return
         if self._told:
             self.session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
             self.position = self._told_position()
@@ -184,9 +192,16 @@ class Snapshot:
             locker.execute(f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
             locker.execute("FLUSH TABLES WITH READ LOCK")
             self.session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-            rows = locker.records(self.dialect.binlog_status)
-            gtid = str(locker.scalar(self.dialect.executed_gtid) or "").replace("\n", "")
+            position = position_now(locker, self.dialect)
             locker.execute("UNLOCK TABLES")
-        if not rows:
-            return Position()
-        return Position(file=str(rows[0]["File"]), pos=int(rows[0]["Position"]), gtid=gtid)
+        return position
+
+
+def position_now(session: Session, dialect: Dialect) -> Position:
+    """Where the server's binary log ends; of one moment only while commits are blocked. Empty without a log. Raises
+    ServerError."""
+    rows = session.records(dialect.binlog_status)
+    if not rows:
+        return Position()
+    gtid = str(session.scalar(dialect.executed_gtid) or "").replace("\n", "")
+    return Position(file=str(rows[0]["File"]), pos=int(rows[0]["Position"]), gtid=gtid)

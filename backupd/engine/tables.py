@@ -22,7 +22,7 @@ WHERE TABLE_TYPE <> 'VIEW' AND TABLE_TYPE <> 'SYSTEM VIEW' AND TABLE_TYPE NOT LI
 """
 
 _DEFINITIONS = """
-SELECT TABLE_SCHEMA, TABLE_NAME, CAST(SUM(CRC32(CONCAT_WS('|', ORDINAL_POSITION, COLUMN_NAME, COLUMN_TYPE,
+SELECT MIN(TABLE_SCHEMA), MIN(TABLE_NAME), CAST(SUM(CRC32(CONCAT_WS('|', ORDINAL_POSITION, COLUMN_NAME, COLUMN_TYPE,
        COALESCE(COLUMN_DEFAULT, '-'), IS_NULLABLE, COALESCE(COLLATION_NAME, '-')))) AS UNSIGNED)
 FROM information_schema.COLUMNS
 """
@@ -98,7 +98,9 @@ def definitions(session: Session, table: TableName | None = None) -> dict[TableN
     where = f"WHERE TABLE_SCHEMA NOT IN ({', '.join(['%s'] * len(args))})"
     if table is not None:
         where, args = "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s", (table.schema, table.table)
-    rows = session.query(f"{_DEFINITIONS} {where} GROUP BY TABLE_SCHEMA, TABLE_NAME", *args)
+    # As bytes: names that differ in case alone are equal in MariaDB's information schema.
+    groups = "GROUP BY CAST(TABLE_SCHEMA AS BINARY), CAST(TABLE_NAME AS BINARY)"
+    rows = session.query(f"{_DEFINITIONS} {where} {groups}", *args)
     return {TableName(schema, name): int(number) for schema, name, number in rows}
 
 

@@ -33,6 +33,8 @@ XTRABACKUP = "xtrabackup"
 """What its backups name as their tool."""
 
 NO_PATHS: Mapping[str, str] = MappingProxyType({})
+_BESIDE_VERSION = ("ersion", "based on", "Ver ", "built against")
+"""What stands in the line in which a program tells its version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,19 +233,20 @@ def server_program(flavour: Flavour, version: Version, *, paths: Mapping[str, st
     return tool
 
 
-def find_tool(names: tuple[str, ...], *, paths: Mapping[str, str] = NO_PATHS, hint: str = "") -> Tool:
+def find_tool(names: tuple[str, ...], *, paths: Mapping[str, str] = NO_PATHS, hint: str = "",
+              asked: tuple[str, ...] = ("--no-defaults", "--version")) -> Tool:
     """The first of ``names`` that is installed, with its version and the SHA-256 of the program.
 
-    ``paths`` maps a name to the path to use instead of searching. Raises ToolMissingError, or ToolError
-    when it does not tell its version.
+    ``paths`` maps a name to the path to use instead of searching; ``asked``: the options that make it tell its
+    version. Raises ToolMissingError, or ToolError when it does not tell it.
     """
     for name in names:
         if paths.get(name):
-            return _inspect(name, locate(paths[name]))
+            return _inspect(name, locate(paths[name]), asked)
     missing: ToolMissingError | None = None
     for name in names:
         try:
-            return _inspect(name, locate(name))
+            return _inspect(name, locate(name), asked)
         except ToolMissingError as error:
             missing = missing or error
     if missing is None:
@@ -251,19 +254,19 @@ def find_tool(names: tuple[str, ...], *, paths: Mapping[str, str] = NO_PATHS, hi
     raise ToolMissingError(missing.message, hint=hint or missing.hint)
 
 
-def _inspect(name: str, path: str) -> Tool:
+def _inspect(name: str, path: str, asked: tuple[str, ...]) -> Tool:
     status = Path(path).stat()
-    return _inspected(name, path, status.st_mtime_ns, status.st_size, status.st_ino)
+    return _inspected(name, path, asked, status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 @functools.lru_cache(maxsize=32)
-def _inspected(name: str, path: str, _changed: int, _size: int, _inode: int) -> Tool:
+def _inspected(name: str, path: str, asked: tuple[str, ...], _changed: int, _size: int, _inode: int) -> Tool:
     """The further arguments make a replaced program a new question."""
-    done = run(Command((path, "--no-defaults", "--version")), check=False, timeout=30)
+    done = run(Command((path, *asked)), check=False, timeout=30)
     # The physical tools print their version on stderr, the servers on stdout.
     lines = (done.stdout.decode("utf-8", "replace") + "\n" + done.stderr).splitlines()
     for line in lines:
-        if "ersion" in line or "based on" in line or "Ver " in line:
+        if any(word in line for word in _BESIDE_VERSION):
             try:
                 version = Version.parse(line)
             except ValueError:

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.engine.client import Connection
-from backupd.engine.physical import CaptureRequest, PrepareStep
+from backupd.engine.physical import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.preparation import (
     FETCH_AGAIN,
     check_chain,
     check_logs,
     prepare_step,
     size_of_redo,
+    without_left_out,
 )
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.streaming import StreamingCapture, StreamingTool
@@ -92,11 +93,8 @@ _SILENT_FAILURES = (
     "log block numbers mismatch",
 )
 """In a prepare's log each of these means: what comes out is not the server at the end of its backup."""
-_MISSING_TABLES = (
-    "was not found at",
-    "Could not find a valid tablespace file for",
-    "Have you deleted or moved .ibd files",
-)
+_MISSING_TABLES = ("was not found at", "Could not find a valid tablespace file for")
+_MOVED_FILES = "Have you deleted or moved .ibd files"
 """In the log of the last step. Files called #sql... may be missing at the source, too: leftovers of broken DDL."""
 _SHUTDOWN = re.compile(r"Shutdown completed; log sequence number (\d+)")
 """2.4 prints it after "InnoDB: ", 8.0 and later after a time stamp and [InnoDB]."""
@@ -176,9 +174,13 @@ class XtraBackup:
             steps.append(prepare_step(self._tool, title, base, increment, memory=memory, switches=switches))
         return tuple(steps)
 
-    def verify_prepared(self, base: Path, receipts: Receipts, logs: Sequence[str]) -> None:
+    def verify_prepared(
+        self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
+    ) -> None:
         check_logs(self._tool, base, logs, silent=_SILENT_FAILURES)
-        check_logs(self._tool, base, [_without_temporary_tables(log) for log in logs[-1:]], silent=_MISSING_TABLES)
+        whole = left_out is nothing
+        last = [_without_temporary_tables(without_left_out(log, left_out)) for log in logs[-1:]]
+        check_logs(self._tool, base, last, silent=(*_MISSING_TABLES, *((_MOVED_FILES,) if whole else ())))
         found = read_receipts(base)
         if found.backup_type != PREPARED_TYPE:
             raise ToolError(

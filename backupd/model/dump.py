@@ -1,8 +1,8 @@
 """What a logical backup holds: its layout in files, and what became of every table.
 
-The layout does not depend on the tool that took it. ``E(name)`` is the name with everything but ASCII letters, digits,
-``_`` and ``-`` as ``%`` and two hex digits per byte of UTF-8, so different names stay different and no name leaves its
-folder::
+The layout does not depend on the tool that took it. ``E(name)`` is the name with all of ASCII but letters, digits,
+``_`` and ``-``, and whatever cannot be printed, as ``%`` and two hex digits per byte of UTF-8: different names stay
+different, none leaves its folder, and 64 characters of any script fit into the 255 bytes that file systems allow::
 
     schemas/E(schema)/create.sql              CREATE DATABASE
     schemas/E(schema)/views.sql               views
@@ -26,19 +26,23 @@ from typing import Any
 from backupd.model.server import Position
 from backupd.model.table import TableName
 
-_CODED = re.compile(r"%([0-9A-F]{2})")
-_KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+_CODED = re.compile(r"(?:%[0-9A-F]{2})+")
+_KEPT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 
 def encode_name(name: str) -> str:
     """``E(name)``."""
-    return "".join(chr(byte) if byte in _KEPT else f"%{byte:02X}" for byte in name.encode("utf-8", "surrogateescape"))
+    return "".join(char if char in _KEPT or (not char.isascii() and char.isprintable()) else _coded(char)
+                   for char in name)
 
 
 def decode_name(text: str) -> str:
     """What ``encode_name`` wrote."""
-    raw = _CODED.sub(lambda match: chr(int(match[1], 16)), text).encode("latin-1")
-    return raw.decode("utf-8", "surrogateescape")
+    return _CODED.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode("utf-8", "surrogateescape"), text)
+
+
+def _coded(char: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
 def table_folder(name: TableName) -> str:

@@ -72,6 +72,11 @@ class TablePattern:
         schema, _, table = self.text.partition(".")
         return _fits(name.schema, schema) and _fits(name.table, table)
 
+    def takes_all_of(self, schema: str) -> bool:
+        """Does it mean every table of ``schema``, and so the schema itself?"""
+        of_schema, _, table = self.text.partition(".")
+        return table == "*" and _fits(schema, of_schema)
+
     def __str__(self) -> str:
         return self.text
 

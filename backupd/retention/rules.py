@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Protocol
@@ -16,7 +17,9 @@ from policies.schema import Keep
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 Families = Sequence[Sequence[Stored]]
-"""Backups that count, newest first, those of each leg by themselves: a dump never stands in for a physical backup."""
+"""Backups that count, newest first, those of each leg by themselves: a dump never stands in for a physical backup, nor
+for a dump of other tables. Where tables are missing in some, the others are a family, too: a dump without a table never
+stands in for one with it."""
 
 
 class Rule(Protocol):
@@ -28,9 +31,19 @@ class Rule(Protocol):
     def denied(self, backup: Stored) -> str: ...
 
 
-def family(backup: Stored) -> bool:
-    """The leg it belongs to: is it a logical one?"""
-    return backup.kind is BackupKind.LOGICAL
+def family(backup: Stored) -> str:
+    """The leg it belongs to."""
+    return f"logical/{backup.table_set}" if backup.kind is BackupKind.LOGICAL else "physical"
+
+
+def families_of(backups: Sequence[Stored]) -> Families:
+    """``backups`` newest first. None is empty; the physical backups, if any, come first."""
+    found: dict[str, list[Stored]] = defaultdict(list)
+    for backup in backups:
+        found[family(backup)].append(backup)
+    families = [found[name] for name in sorted(found, key=lambda name: (name != "physical", name))]
+    whole = [[backup for backup in one if not backup.missing] for one in families]
+    return (*families, *(less for one, less in zip(families, whole, strict=True) if 0 < len(less) < len(one)))
 
 
 def rules_of(keep: Keep, families: Families, *, now: datetime, zone: tzinfo) -> tuple[Rule, ...]:
@@ -74,7 +87,6 @@ class Window:
         self.start = now - min(window, now - _EARLIEST)
         self.kept: dict[str, str] = {}
         self.bases: list[Stored] = []
-        self.is_filled = True
         inside = f"{self.name} {self.length}: it ended within the window"
         for backups in families:
             for backup in backups:
@@ -85,12 +97,10 @@ class Window:
                     break
                 self.kept[backup.id] = inside
             else:
-                self.is_filled = False
-                if backups:
-                    self.bases.append(backups[-1])
+                self.bases.append(backups[-1])
 
     def denied(self, backup: Stored) -> str:
-        base = next(iter(base.id for base in self.bases if family(base) is family(backup)), "none")
+        base = next(iter(base.id for base in self.bases if family(base) == family(backup)), "none")
         return (f"{self.name} {self.length}: it ended before the window, which begins at {format_time(self.start)}, "
                 f"and {base} is the newest from before it")
 
@@ -125,7 +135,7 @@ class Buckets:
         self.name = period.value
         self.kept: dict[str, str] = {}
         self._period, self._count, self._local = period, count, local
-        self._last: dict[tuple[bool, str], str] = {}
+        self._last: dict[tuple[str, str], str] = {}
         for backups in families:
             number = 0
             label = ""
@@ -137,7 +147,7 @@ class Buckets:
                 if number > count:
                     break
                 self.kept[backup.id] = f"{self.name}: the last one of {label} ({number} of {count})"
-                self._last[family(backup), label] = backup.id
+                self._last.setdefault((family(backup), label), backup.id)
 
     def denied(self, backup: Stored) -> str:
         label = bucket_of_local(self._period, self._local.of(backup))

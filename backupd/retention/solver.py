@@ -7,7 +7,7 @@ builds on stays with it; whatever the rules say, the newest restorable and the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
 
 from backupd.model.backup import BackupKind
@@ -15,7 +15,7 @@ from backupd.model.clock import format_time
 from backupd.retention.decisions import Decision, Decisions, Ground, RunDecision
 from backupd.retention.logs import decide
 from backupd.retention.recoverable import gaps, recoverable
-from backupd.retention.rules import Families, Rule, Window, family, rules_of
+from backupd.retention.rules import Families, Rule, Window, families_of, family, rules_of
 from backupd.retention.view import Stored, View
 from policies.schema import Keep
 
@@ -41,8 +41,7 @@ class _Solution:
         self._problems = problems(self._by_id)
         self._counting = [backup for backup in self._backups
                           if not self._problems[backup.id] and backup.finished_at <= now]
-        self._families: Families = tuple(
-            [backup for backup in self._counting if family(backup) is logical] for logical in (False, True))
+        self._families: Families = families_of(self._counting)
         self._rules: tuple[Rule, ...] = () if keep is None else rules_of(keep, self._families, now=now, zone=zone)
         self._keep = keep
         self._has_rules = keep is not None
@@ -61,9 +60,7 @@ class _Solution:
         self._complain()
         runs = self._runs()
         window = self._window
-        # A dump may leave tables out, so it is what moments begin with only where there is nothing else.
-        leg = self._families[0] or self._families[1]
-        kept = [backup for backup in reversed(leg) if backup.id in self._grounds]
+        kept = [backup for backup in reversed(self._bases) if backup.id in self._grounds]
         spans = recoverable(kept, [run.run for run in runs if run.keep],
                             since=window.start if window else None, now=self._now)
         if window:
@@ -74,6 +71,13 @@ class _Solution:
                           for backup in self._backups),
             runs=runs, recoverable=spans, stopped=tuple(stopped), hold=self._view.hold,
             warnings=tuple(self._warnings))
+
+    @property
+    def _bases(self) -> list[Stored]:
+        """Restorable backups that moments begin with, newest first. A dump may leave tables out, and what it holds can
+        be rolled forward from a physical backup, too: so dumps count only where there is nothing else."""
+        physical = [backup for backup in self._counting if backup.kind is not BackupKind.LOGICAL]
+        return physical or self._counting
 
     @property
     def _window(self) -> Window | None:
@@ -89,10 +93,11 @@ class _Solution:
             for backup_id, text in rule.kept.items():
                 self._note(backup_id, rule.name, text)
         for backups in self._families:
-            if backups:
-                self._note(backups[0].id, "newest", "it is the newest restorable backup here: that is never deleted")
+            self._note(backups[0].id, "newest", self._newest_words(backups))
         everything = Ground("everything", view.unconfigured or "this destination has no rules, so it keeps everything")
-        newest = {family(backups[0]): backups[0].finished_at for backups in self._families if backups}
+        newest: dict[str, datetime] = {}
+        for backup in self._counting:
+            newest.setdefault(family(backup), backup.finished_at)
         for backup in self._backups:
             if backup.pinned:
                 self._note(backup.id, "pinned", "it is kept on purpose (`backupd backups keep`)")
@@ -110,6 +115,16 @@ class _Solution:
             elif self._problems[backup.id] and backup.finished_at > newest.get(family(backup), _NEVER):
                 self._note(backup.id, "remains", f"{self._problems[backup.id]}, but no restorable one here is newer: "
                                                  "what is left of it may be all there is of its time")
+
+    def _newest_words(self, backups: Sequence[Stored]) -> str:
+        first = backups[0]
+        what = "the newest restorable backup here"
+        if first.kind is BackupKind.LOGICAL:
+            what = f"the newest restorable dump of the set {first.table_set} here" if first.table_set else \
+                "the newest restorable dump here"
+        whole = len(backups) > 1 and not any(one.missing for one in backups) and any(
+            one.missing and family(one) == family(first) for one in self._counting)
+        return f"it is {what}{' with all its tables' if whole else ''}: that is never deleted"
 
     def _newest_proved(self) -> None:
         for backups in self._families:
@@ -175,13 +190,12 @@ class _Solution:
         return tuple(decide(runs, needing, self._view.branches))
 
     def _needing_logs(self) -> list[Stored]:
-        """The kept backups that binary logs are kept for; none when no restorable one is here. A dump is nothing to
-        replay logs onto, unless there is nothing else."""
-        leg = self._families[0] or self._families[1]
-        if not leg:
+        """The kept backups that binary logs are kept for; none when no restorable one is here."""
+        if not self._bases:
             return []
+        physical = self._bases[0].kind is not BackupKind.LOGICAL
         kept = [backup for backup in self._backups
-                if backup.id in self._grounds and family(backup) is family(leg[0])]
+                if backup.id in self._grounds and (backup.kind is not BackupKind.LOGICAL) is physical]
         if self._keep is None or self._keep.binlogs == "all":
             return kept
         return [backup for backup in kept if any(ground.rule in _NEEDING for ground in self._grounds[backup.id])]

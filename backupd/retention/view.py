@@ -25,7 +25,8 @@ class Stored:
     ``marked``: marked deleted here, so no longer offered. ``proved_at``: when a test restore of it last found it equal
     to its witness, ``restored_at``: when one last found nothing wrong, with or without a witness; None when none did or
     a later one found it bad. ``bytes``: stored by it, shared objects included. ``place``: the
-    binary log that it goes on from; None where that is not certain.
+    binary log that it goes on from; None where that is not certain. ``table_set``: of a logical backup; ``missing``:
+    how many tables of it could not be dumped.
     """
 
     id: str
@@ -40,6 +41,8 @@ class Stored:
     restored_at: datetime | None = None
     bytes: int = 0
     place: LogPlace | None = None
+    table_set: str = ""
+    missing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

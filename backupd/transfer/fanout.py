@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -170,6 +170,19 @@ class Fanout:
     def loads(self) -> tuple[Load, ...]:
         """What each destination was given so far, and how fast it took it."""
         return tuple(meter.load() for meter in self._meters)
+
+    def forget(self, used: Collection[str]) -> None:
+        """Take back new objects that are not among the names ``used``: what they were for is not part of the backup
+        any more. Raises DestinationError."""
+        with self._lock:
+            idle = [name for name in self._new if name not in used]
+        for name in idle:
+            for destination in self._destinations:
+                destination.delete(layout.object_key(name))
+        with self._lock:
+            for name in idle:
+                del self._new[name]
+            self._known = {identity: stored for identity, stored in self._known.items() if stored.name not in idle}
 
     def publish(self) -> None:
         for tree in self._trees:

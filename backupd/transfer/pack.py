@@ -91,10 +91,13 @@ class Packed:
 
 class Packer:
     """One per capture; a context manager that ends its threads. The first failure of a worker is raised by the
-    next call, whatever it is. ``moved``: files were removed or renamed after their end, so their links are stale."""
+    next call, whatever it is. ``moved``: files were removed or renamed after their end, so their links are stale.
+    ``together``: the folder whose tiny files share objects with those of a path; its own, unless told otherwise."""
 
-    def __init__(self, fanout: Fanout, *, workers: int, stored: Callable[[int], None] = lambda _size: None) -> None:
+    def __init__(self, fanout: Fanout, *, workers: int, stored: Callable[[int], None] = lambda _size: None,
+                 together: Callable[[str], str] = lambda path: path.rpartition("/")[0]) -> None:
         self._fanout = fanout
+        self._together = together
         self._stored = stored
         self._open: dict[str, _Open] = {}
         self._ended: dict[str, _Ended] = {}
@@ -303,22 +306,23 @@ class Packer:
         """Cut the waiting tiny files, folder by folder, into tar objects whose bytes depend on their content only."""
         folders: dict[str, list[str]] = {}
         for path in sorted(self._tiny):
-            folders.setdefault(path.rpartition("/")[0], []).append(path)
-        for folder, paths in folders.items():
+            folders.setdefault(self._together(path), []).append(path)
+        for paths in folders.values():
             members: dict[str, bytes] = {}
             filled = 0
             for path in paths:
                 members[path] = self._tiny[path]
                 filled += len(self._tiny[path])
                 if filled >= BUNDLE_SIZE or _path_hash(path) % _CUT == 0:
-                    self._bundle_of(folder, members)
+                    self._bundle_of(members)
                     members, filled = {}, 0
             if members:
-                self._bundle_of(folder, members)
+                self._bundle_of(members)
         self._tiny = {}
         self._tiny_bytes = 0
 
-    def _bundle_of(self, folder: str, members: dict[str, bytes]) -> None:
+    def _bundle_of(self, members: dict[str, bytes]) -> None:
+        folder = layout.common_folder(members)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for path, content in members.items():

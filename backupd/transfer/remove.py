@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock, format_time, parse_time
 from backupd.model.errors import DamagedError, NotFoundError, ObjectMissingError, RefusedError
 from backupd.model.manifest import Header
@@ -197,21 +198,25 @@ def is_whole(destination: Destination, server: str, backup_id: str) -> bool:
 def _last_whole(destination: Destination, found: list[Committed], removable: set[Backup], dying: set[Backup],
                 held: list[str]) -> set[Backup]:
     """Of each server that would be left without anything restorable and unmarked: the newest whole one, which must stay
-    (with what it builds on, as everything that stays)."""
+    (with what it builds on, as everything that stays). A dump may lack tables, so none stands in for the last physical
+    one."""
     kept: set[Backup] = set()
     parents = _parents(found)
 
     def restorable(owner: Backup) -> bool:
         return all(is_whole(destination, *member) for member in _chain(owner, parents))
 
+    dumps = {(item.server, item.backup_id) for item in found
+             if isinstance(item.header, Header) and item.header.kind == BackupKind.LOGICAL}
     for server in sorted({owner[0] for owner in removable}):
         ours = sorted(((item.server, item.backup_id) for item in found if item.server == server), reverse=True)
-        if any(restorable(owner) for owner in ours if owner not in dying):
-            continue
-        newest = next((owner for owner in ours if owner in removable and restorable(owner)), None)
-        if newest is not None:
-            kept.add(newest)
-            held.append(f"{newest[1]} of {server}: it is the last whole backup of this server here")
+        for family in ([owner for owner in ours if owner not in dumps], ours):
+            if any(restorable(owner) for owner in family if owner not in dying or owner in kept):
+                continue
+            newest = next((owner for owner in family if owner in removable and restorable(owner)), None)
+            if newest is not None:
+                kept.add(newest)
+                held.append(f"{newest[1]} of {server}: it is the last whole backup of this server here")
     return kept
 
 

@@ -61,7 +61,7 @@ class Desk:
     def take(self, kind: BackupKind = INCREMENT, report: Report = silent) -> BackupRecord:
         now = utc_now()
         job = JobRecord(id=new_id(now), kind=str(kind), server=SERVER, state=JobState.RUNNING, queued_at=now)
-        return take_backup(self.wiring, SERVER, kind, JobRun(job, report))
+        return take_backup(self.wiring, SERVER, kind, JobRun(job, report)).record
 
     def decide(self, *, kind: BackupKind = INCREMENT, increments: bool = True,
                info: Callable[[ServerInfo], ServerInfo] = lambda info: info,

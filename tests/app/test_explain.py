@@ -101,6 +101,18 @@ def test_planned_backups_are_as_large_and_as_long_as_lately() -> None:
     assert {one.backup.finished_at.hour for one in decisions.backups} == {3}
 
 
+def test_each_set_of_tables_is_planned_by_itself() -> None:
+    sets = {name: {"schedule": cadence, "tables": {"include": [f"shop.{name}"]}}
+            for name, cadence in (("small", "every 12h"), ("large", "0 2 * * sun"))}
+    policy = Policy.model_validate({"logical": {"sets": sets}, "destinations": {"required": ["local"]}})
+    until = NOW + timedelta(days=14)
+    runs = planned_runs(legs_of(policy, "db1", "UTC"), NOW, until)
+    decisions = ahead(View("db1", "local", ()), keep(keep_fulls=2), runs, until=until, zone=ZoneInfo("UTC"),
+                      max_chain=0, typical=Typical(dump_bytes={"small": 5, "large": 70}))
+    assert sorted((one.backup.table_set, one.backup.bytes) for one in decisions.kept) == [
+        ("large", 70), ("large", 70), ("small", 5), ("small", 5)]
+
+
 def test_runs_of_every_minute_are_not_solved_for_ever() -> None:
     policy = {**WEEK, "physical": {"full": "0 2 * * sun", "incremental": "every 10m", "max_chain": 1000}}
     kept = two_weeks(policy, keep(keep_fulls=1, hourly=3))
@@ -115,17 +127,20 @@ def test_a_file_alone_is_explained_with_its_runs_and_what_they_leave(tmp_path: P
     assert (found.policy, found.server, found.zone) == ("gold", "", "Europe/Berlin")
     assert found.until == NOW + timedelta(days=14)
     assert [decisions.destination for decisions in found.ahead] == ["local", "offsite", "vault"]
-    # local: all of 14 days. offsite: the last of 7 days, and that of the week before (Sunday's full one). vault: the
-    # last of November and the newest, with what they build on.
-    assert [len(decisions.kept) for decisions in found.ahead] == [14, 8, 7]
+    # Physical ones at local: all of 14 days. offsite: the last of 7 days, and that of the week before (Sunday's full
+    # one). vault: the last of November and the newest, with what they build on. Dumps build on nothing.
+    physical = [[one for one in decisions.kept if one.backup.kind is not BackupKind.LOGICAL]
+                for decisions in found.ahead]
+    assert [len(kept) for kept in physical] == [14, 8, 7]
+    assert [len(decisions.kept) - len(kept) for decisions, kept in zip(found.ahead, physical, strict=True)] == [8, 8, 2]
     assert {run.kind for run in found.runs} == {
-        JobKind.FULL, JobKind.INCREMENTAL, JobKind.TEST_RESTORE, JobKind.VERIFY, JobKind.RETENTION}
+        JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL, JobKind.TEST_RESTORE, JobKind.VERIFY, JobKind.RETENTION}
     assert all(run.at > NOW for run in found.runs)
     assert all(timedelta(0) <= run.at - run.due <= timedelta(minutes=20) for run in found.runs)
     assert list(found.runs) == sorted(found.runs, key=lambda run: run.at)
     document = found.as_json()
     assert document["server"] is None
-    assert document["ahead"][0]["keep"] == 14
+    assert document["ahead"][0]["keep"] == 22
     assert document["today"] == document["forecasts"] == []
 
 

@@ -24,6 +24,7 @@ from backupd.app.run import JobRun, Result
 from backupd.app.wiring import Wiring, owner, owner_state
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError, ToolError
+from backupd.model.event import Severity
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.progress import Progress, silent
@@ -195,6 +196,43 @@ def test_work_that_found_something_bad_failed_with_its_result(wiring: Wiring) ->
     job, = wiring.catalog.jobs.list()
     assert (job.state, job.result, job.message) == (JobState.FAILED, "proof-1", "it does not restore")
     assert kinds(wiring) == ["job-failed"]
+
+
+KEPT = "retry: {attempts: 3, pause: 5m}\nretention: {local: {daily: 7}}\n"
+
+
+def _partial(wiring: Wiring, *, accepted: bool) -> JobRecord:
+    problem = BackupdError("1 of 10 tables could not be dumped", detail="shop.notes: it is marked as crashed")
+    job = JobRecord(id=new_id(wiring.clock()), kind=JobKind.LOGICAL, server="db1", state=JobState.QUEUED,
+                    queued_at=wiring.clock(), leg="logical/money", due_at=NOW, arguments={"set": "money"})
+    wiring.catalog.jobs.enqueue(job)
+    claimed = wiring.catalog.jobs.claim(owner(), wiring.clock())
+    assert claimed is not None
+    live(wiring, claimed, lambda _run: "backup-1",
+         lambda name: Result(name, problem=problem, partial=True, accepted=accepted), silent)
+    return wiring.catalog.jobs.get(job.id)
+
+
+def test_a_backup_with_tables_missing_is_partial_tried_again_and_followed_by_retention(wiring: Wiring) -> None:
+    wiring = rewrite(wiring, KEPT)
+    job = _partial(wiring, accepted=False)
+    assert (job.state, job.result, job.message) == (
+        JobState.PARTIAL, "backup-1", "1 of 10 tables could not be dumped")
+    again = successor(wiring, job)
+    assert again is not None
+    assert (again.leg, again.arguments, again.attempt) == ("logical/money", {"set": "money"}, 2)
+    assert [one.kind for one in wiring.catalog.jobs.list(kind=JobKind.RETENTION)] == [JobKind.RETENTION]
+    event = wiring.catalog.events.list()[0]
+    assert (event.kind, event.severity, event.subject) == ("job-partial", Severity.ERROR, "logical/money")
+
+
+def test_a_partial_backup_that_the_policy_accepts_is_a_warning_and_not_tried_again(wiring: Wiring) -> None:
+    wiring = rewrite(wiring, KEPT)
+    job = _partial(wiring, accepted=True)
+    assert job.state is JobState.PARTIAL
+    assert successor(wiring, job) is None
+    assert [one.kind for one in wiring.catalog.jobs.list(kind=JobKind.RETENTION)] == [JobKind.RETENTION]
+    assert wiring.catalog.events.list()[0].severity is Severity.WARNING
 
 
 def test_a_failure_that_may_pass_is_tried_again_with_growing_pauses(wiring: Wiring) -> None:

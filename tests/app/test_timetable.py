@@ -191,6 +191,48 @@ def test_a_schedule_that_is_taken_out_says_so_and_what_it_missed(office: Office,
     assert "physical.incremental of db1" in ended.message
 
 
+SETS = """\
+logical:
+  schedule: "0 4 * * *"
+  sets:
+    money: {schedule: "every 12h", tables: {include: ["shop.pay_*"]}}
+    rare: {schedule: "0 5 * * wed", tables: {include: ["shop.archive"]}}
+"""
+
+
+def test_each_set_of_tables_runs_at_its_own_times_with_its_name(office: Office, catalog: Catalog) -> None:
+    office.write(gold=GOLD + SETS)
+    service = Service.start(office, catalog, Clock(at(SUNDAY)))
+    service.run(at("2026-11-19T12:00:00+01:00"))
+    assert service.ran(leg="logical") == [
+        "Sun 15 13:00 logical/money",
+        "Mon 16 01:00 logical/money", "Mon 16 04:00 logical", "Mon 16 13:00 logical/money",
+        "Tue 17 01:00 logical/money", "Tue 17 04:00 logical", "Tue 17 13:00 logical/money",
+        "Wed 18 01:00 logical/money", "Wed 18 04:00 logical", "Wed 18 05:00 logical/rare", "Wed 18 13:00 logical/money",
+        "Thu 19 01:00 logical/money", "Thu 19 04:00 logical"]
+    dumps = [job for job in service.done if job.leg.startswith("logical")]
+    assert {(job.leg, str(job.kind), job.arguments["set"]) for job in dumps} == {
+        ("logical", "logical", ""), ("logical/money", "logical", "money"), ("logical/rare", "logical", "rare")}
+
+
+def test_downtime_costs_each_set_one_run_and_a_set_that_is_taken_out_says_so(office: Office, catalog: Catalog) -> None:
+    office.write(gold=GOLD + SETS)
+    service = Service.start(office, catalog, Clock(at(SUNDAY)))
+    clock = Clock(at("2026-11-18T14:00:00+01:00"))
+    service = Service.start(office, catalog, clock)
+    missed = {job.leg: job.message for job in service.rows(JobState.MISSED)}
+    assert missed["logical/money"].startswith("7 runs were missed")
+    assert missed["logical"].startswith("3 runs were missed")
+    assert sorted(job.leg for job in service.done if job.leg.startswith("logical")) == [
+        "logical", "logical/money", "logical/rare"]
+    office.write(gold=GOLD)
+    Service.start(office, catalog, Clock(at("2026-11-19T03:00:00+01:00")))
+    ended = [event.subject for event in catalog.events.list() if event.kind == "schedule-ended"]
+    assert sorted(ended) == ["logical", "logical/money", "logical/rare"]
+    assert catalog.jobs.list(state=JobState.MISSED, leg="logical/money", limit=1)[0].message.startswith(
+        "the run due at 2026-11-19T00:00:00Z was missed")
+
+
 def waits(service: Service, clock: Clock, hours: int) -> JobRecord:
     """A run that failed, and its repetition, as the worker's process leaves them."""
     service.timetable.handle(clock(), BUSY)

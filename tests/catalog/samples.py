@@ -21,7 +21,8 @@ def backup(number: int = 1, *, server: str = "shop-db1", kind: BackupKind = Back
         id=f"20261121T120000Z-{number:08x}", server=server, kind=kind, state=state, parent=None, started_at=start,
         finished_at=start + timedelta(seconds=90), stats=Stats(9_000_000_000_000, 3 << 40, 1 << 33, 5_000, 4_900),
         position=POSITION, flavour="mariadb", server_version="10.11.19-MariaDB", tool_version="10.11.19",
-        warnings=("a MyISAM table `shöp`.`naïve 🐬` was locked",), copies=copies)
+        warnings=("a MyISAM table `shöp`.`naïve 🐬` was locked",), copies=copies,
+        table_set="money" if kind is BackupKind.LOGICAL else "", tables_missing=2 if kind is BackupKind.LOGICAL else 0)
 
 
 def job(number: int = 1, *, server: str = "shop-db1", owner: str = "") -> JobRecord:

@@ -50,6 +50,13 @@ def test_the_same_backup_is_not_added_twice_unless_it_replaces(catalog: Catalog)
     assert catalog.backups.list() == (other,)
 
 
+def test_a_dump_comes_back_with_its_set_and_what_is_missing_in_it(catalog: Catalog) -> None:
+    record = samples.backup(kind=BackupKind.LOGICAL)
+    catalog.backups.add(record)
+    assert catalog.backups.get(record.id) == record
+    assert (record.table_set, record.tables_missing) == ("money", 2)
+
+
 def test_lists_are_newest_first_and_filtered(catalog: Catalog) -> None:
     for number in range(1, 4):
         catalog.backups.add(samples.backup(number))

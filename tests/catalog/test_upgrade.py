@@ -52,6 +52,7 @@ def test_an_upgrade_of_the_first_version_keeps_backups_copies_and_jobs(url: str)
             assert [copy.destination for copy in record.copies] == ["local", "offsite"]
             assert (record.state, record.from_lsn, record.to_lsn, record.reason) == (BackupState.COMPLETE, 0, 0, "")
             assert record.warnings == ("slow",)
+            assert (record.table_set, record.tables_missing) == ("", 0)
         jobs = {job.id: job for job in catalog.jobs.list()}
         assert {name: job.state for name, job in jobs.items()} == {"j1": JobState.SUCCEEDED, "j2": JobState.RUNNING}
         assert jobs["j1"].queued_at == jobs["j1"].started_at

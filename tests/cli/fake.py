@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -100,10 +101,11 @@ class FakeService:
         self._note("check", server)
         return self.findings
 
-    def backup(self, server: str, kind: BackupKind, report: Report) -> BackupRecord:
+    def backup(self, server: str, kind: BackupKind, report: Report, *, table_set: str = "",
+               tables: Sequence[str] = ()) -> BackupRecord:
         for done in (0, 512, 1024):
             report(Progress("copy", bytes_done=done, bytes_total=1024, files_done=done // 512, files_total=2))
-        self._note("backup", server, kind)
+        self._note("backup", server, kind, *([table_set] if table_set else []), *tables)
         return record(warnings=("table shop.x is MyISAM",))
 
     def backups(self, server: str | None) -> list[BackupRecord]:

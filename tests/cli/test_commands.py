@@ -277,6 +277,21 @@ def test_tables_fit_80_columns_and_lose_nothing_when_piped(
     assert "s" * 63 in capsys.readouterr().out
 
 
+def test_a_dump_is_listed_with_its_set_and_what_is_missing(
+    service: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service.records = [record(kind=BackupKind.LOGICAL, table_set="money", tables_missing=2, pinned=True),
+                       record(2, kind=BackupKind.LOGICAL)]
+    assert main(["backups"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("logical/money 2 missing +kept" in " ".join(line.split()) for line in lines)
+    assert any("logical complete" in " ".join(line.split()) for line in lines)
+    assert max(map(len, lines)) <= 90
+    assert main(["backups", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {(one["set"], one["tables_missing"]) for one in told} == {("money", 2), ("", 0)}
+
+
 def test_no_backups_are_an_empty_array_and_a_plain_word(
     service: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,7 +47,7 @@ def running(report: Report = silent) -> JobRun:
 
 
 def take(wiring: Wiring, run: JobRun) -> BackupRecord:
-    return take_backup(wiring, SERVER, BackupKind.PHYSICAL_FULL, run)
+    return take_backup(wiring, SERVER, BackupKind.PHYSICAL_FULL, run).record
 
 
 def nothing_left(house: House) -> bool:

@@ -16,6 +16,8 @@ def test_a_policy_is_told_in_sentences(tmp_path: Path) -> None:
         ("A copy of what changed since the one before is taken at 02:00 on mon-sat; after 7 of them a full one is "
          "taken instead."),
         "The tables shop.* except shop.audit_*, none above 2.0 GiB are dumped at 04:00 every day.",
+        ("Commits wait for a dump for at most 1.0s; a dump in which single tables could not be read is kept and counts "
+         "as failed and is tried again."),
         "The binary log is followed as it is written and stored every 10.0s; at most 10.0 GiB wait in the spool.",
         "/etc/mysql, /usr/local/bin/rotate-audit are kept with each backup.",
         "A backup succeeds only when it is at local.",
@@ -40,6 +42,25 @@ def test_a_policy_is_told_in_sentences(tmp_path: Path) -> None:
         ("It pauses while a replica is more than 1m behind, or while the disk takes more than 50 ms for a request, and "
          "gives up after 30m of pauses."),
         "A run without any progress for 30m is stopped and counts as failed.",
+    ]
+
+
+def test_sets_of_tables_are_told_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("""\
+logical:
+  partial: accepted
+  repair: true
+  sets:
+    money: {schedule: "every 1h", tables: {include: ["shop.pay_*", shop.orders]}}
+    rest: {schedule: "0 3 * * sun", tables: {exclude: ["shop.pay_*"]}}
+destinations: {required: [local]}
+""", encoding="utf-8")
+    assert explain(load_policy(tmp_path / "x.yaml"))[:4] == [
+        "Of the set money, the tables shop.pay_*, shop.orders are dumped every 1h.",
+        "Of the set rest, the tables *.* except shop.pay_* are dumped at 03:00 on sun.",
+        ("Commits wait for a dump for at most 1.0s; a dump in which single tables could not be read is kept and is "
+         "accepted, with a warning."),
+        "Damaged MyISAM and Aria tables are repaired before they are dumped.",
     ]
 
 

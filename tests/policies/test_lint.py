@@ -105,10 +105,10 @@ def test_what_needs_the_binary_log_is_named_where_none_is_streamed(tmp_path: Pat
     assert fields == []
 
 
-def test_a_policy_of_dumps_is_told_that_the_binary_log_is_not_replayed_on_them(tmp_path: Path) -> None:
+def test_a_policy_of_dumps_is_told_that_they_are_not_restored_for_a_test(tmp_path: Path) -> None:
     policy = loaded(tmp_path, "\n".join(line for line in COMPLETE.splitlines() if not line.startswith("physical"))
                     ).policies["gold"]
-    assert [line.partition(":")[0] for line in not_yet_active(policy)] == ["logical", "binlog"]
+    assert [line.partition(":")[0] for line in not_yet_active(policy)] == ["test_restore"]
 
 
 def test_only_folders_is_no_off_site_copy(tmp_path: Path) -> None:

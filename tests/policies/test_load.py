@@ -211,6 +211,23 @@ def test_one_mistake_in_the_configuration_is_one_problem(tmp_path: Path, text: s
     ('physical: {full: "0 2 * * *", parallel: 1.5}', "physical.parallel", "whole number"),
     ('physical: {full: "0 2 30 2 *"}', "physical.full", "never comes"),
     ('logical: {schedule: "0 2 * * *", incremental: false}', "logical.incremental", "weekly-logical"),
+    ("logical: {}", "logical", "is never done: give it a schedule, or sets"),
+    ('logical: {tables: {include: ["a.b"]}, sets: {m: {schedule: "0 2 * * *", tables: {include: ["a.b"]}}}}',
+     "logical", "no schedule says when these are dumped"),
+    ('logical: {sets: {money: {schedule: "0 2 * * *"}}}', "logical.sets.money.tables", "is missing: Which tables"),
+    ('logical: {sets: {money: {tables: {include: ["a.b"]}}}}', "logical.sets.money.schedule", "is missing: When"),
+    ('logical: {sets: {"a b": {schedule: "0 2 * * *", tables: {}}}}', "logical.sets.a b", "is not a name"),
+    ('logical: {sets: {' + "x" * 49 + ': {schedule: "0 2 * * *", tables: {}}}}', "logical.sets." + "x" * 49,
+     "at most 48 characters"),
+    ('logical: {sets: {m: {schedule: "0 2 * * *", tables: {}, incrementals: 1}}}', "logical.sets.m.incrementals",
+     "weekly-logical"),
+    ('logical: {schedule: "0 2 * * *", partial: maybe}', "logical.partial", "'failed' or 'accepted'"),
+    ('logical: {schedule: "0 2 * * *", max_lock: 31s}', "logical.max_lock", "less than or equal to 30 seconds"),
+    ('logical: {schedule: "0 2 * * *", chunk: 4KiB}', "logical.chunk", "greater than or equal to 1048576"),
+    ('logical: {schedule: "0 2 * * *", threads: 0}', "logical.threads", "greater than or equal to 1"),
+    ('logical: {schedule: "0 2 * * *", on_long_queries: kill}', "logical.on_long_queries", "'wait' or 'fail'"),
+    ('logical: {schedule: "0 2 * * *", tables: {include: ["a.b", "orders"]}}', "logical.tables.include[1]",
+     "write schema.table"),
     ("binlog: {checkpoint: 10}", "binlog.checkpoint", "not a duration"),
     ("binlog: {checkpoint: 0s}", "binlog.checkpoint", "longer than 0s"),
     ("binlog: {checkpoint: " + "9" * 30 + "d}", "binlog.checkpoint", "too long"),
@@ -282,6 +299,25 @@ def test_every_kind_of_target_is_understood(tmp_path: Path, target: str) -> None
     path = write(tmp_path, gold=f'{POLICY}test_restore: {{target: "{target}"}}\n')
     assert problems(path) == []
     parse_target("latest" if target == "random" else target)
+
+
+def test_sets_of_tables_have_schedules_of_their_own(tmp_path: Path) -> None:
+    sets = """\
+logical:
+  sets:
+    money: {schedule: "every 1h", tables: {include: ["shop.pay_*"], max_size: 1GiB}}
+    rest: {schedule: "0 3 * * sun", tables: {exclude: ["shop.pay_*"]}}
+"""
+    write(tmp_path, gold=f"{POLICY}{sets}" if "logical:" not in POLICY else
+          "".join(line for line in POLICY.splitlines(keepends=True) if not line.startswith("logical:")) + sets)
+    logical = load_policy(tmp_path / "policies" / "gold.yaml").logical
+    assert logical is not None
+    assert {name: (cadence, tables.include, tables.max_size) for name, (cadence, tables) in logical.selections.items()
+            } == {"money": ("every 1h", ("shop.pay_*",), 1 << 30), "rest": ("0 3 * * sun", ("*.*",), None)}
+    assert (logical.schedule, logical.threads, logical.chunk, logical.partial, logical.repair, logical.count_rows) == (
+        None, 4, 64 << 20, "failed", False, True)
+    assert (logical.max_lock.total_seconds(), logical.long_queries.total_seconds(), logical.on_long_queries) == (
+        1.0, 60.0, "wait")
 
 
 def test_limits_are_read_with_their_units(tmp_path: Path) -> None:

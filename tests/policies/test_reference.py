@@ -68,7 +68,7 @@ def test_fields_that_are_not_acted_on_yet_are_all_named(tmp_path: Path) -> None:
     path = write(tmp_path, example_configuration(tmp_path / "policies"), gold=text, physical=example("physical-only"))
     loaded = load(path)
     assert [line.partition(":")[0] for line in not_yet_active(loaded.policies["gold"], loaded.configuration)] == [
-        "logical", "destinations.others", "destinations.required"]
+        "destinations.others", "destinations.required"]
     assert not_yet_active(loaded.policies["physical"], loaded.configuration) == []
     assert [line.partition(":")[0] for line in settings_not_yet_active(loaded.configuration)] == [
         "alerts.email", "api", "destinations.offsite", "destinations.vault"]

@@ -23,7 +23,8 @@ from backupd.engine.launch import LaunchedServer, ServerConfig
 from backupd.engine.probe import probe
 from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.server import Position, ServerInfo
-from restore.replay import Replayed, replay, replay_config
+from restore.replay import Replayed, replay
+from restore.replayconfig import replay_config
 from tests.support import mysql, sample
 from tests.support.mariadb import PrivateServer
 from tests.support.mysql import MySQLServer

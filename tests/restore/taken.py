@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from backupd.backup.physical import Documents, PhysicalSpec, execute
+from backupd.backup.commit import Documents
+from backupd.backup.physical import PhysicalSpec, execute
 from backupd.engine.client import Connection
 from backupd.engine.probe import probe
 from backupd.engine.toolset import physical_tool

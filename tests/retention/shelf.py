@@ -63,21 +63,25 @@ class Shelf:
         return self.wiring.destination(place)
 
     def add(self, number: int, *, days: float, parent: int | None = None, places: Sequence[str] | None = None,
-            server: str = SERVER, content: bytes = b"", known: bool = True) -> str:
-        """A backup that ended so many ``days`` ago, at every place (or those named)."""
+            server: str = SERVER, content: bytes = b"", known: bool = True, dump: str | None = None,
+            missing: int = 0) -> str:
+        """A backup that ended so many ``days`` ago, at every place (or those named); a logical one of the set
+        ``dump``."""
+        full = BackupKind.PHYSICAL_FULL if dump is None else BackupKind.LOGICAL
         where = self.places if places is None else places
         for place in where:
-            Stock(self.at(place), server).add(number, {"t": content or b"%d of %s" % (number, server.encode())},
-                                              parent=parent)
+            stock = Stock(self.at(place), server, str(full))
+            stock.add(number, {"t": content or b"%d of %s" % (number, server.encode())}, parent=parent)
         ended = self.clock() - timedelta(days=days)
         if known:
-            kind = BackupKind.PHYSICAL_FULL if parent is None else BackupKind.PHYSICAL_INCREMENTAL
+            kind = full if parent is None else BackupKind.PHYSICAL_INCREMENTAL
             self.catalog.backups.add(BackupRecord(
                 id=backup_id(number), server=server, kind=kind, state=BackupState.COMPLETE,
                 parent=None if parent is None else backup_id(parent), started_at=ended - timedelta(minutes=9),
                 finished_at=ended, stats=Stats(10, 10, 10, 1, 0), position=Position(), flavour="mariadb",
                 server_version="10.11.6", tool_version="10.11.6",
-                copies=tuple(Copy(place, "complete", ended) for place in where)))
+                copies=tuple(Copy(place, "complete", ended) for place in where), table_set=dump or "",
+                tables_missing=missing))
         return backup_id(number)
 
     def daily(self, count: int, *, places: Sequence[str] | None = None) -> list[str]:

@@ -42,8 +42,12 @@ def views(draw: st.DrawFn) -> View:
             parent = draw(st.sampled_from([last, last, last, "gone", *(b.id for b in backups[-4:])])) or "gone"
         mark = draw(st.sampled_from(["", "", "", "", "damaged", "marked", "pinned", "proved"]))
         kind = BackupKind.LOGICAL if fate == "logical" else None
-        backups.append(stored(name, at, parent=parent, kind=kind, usable=mark != "damaged", marked=mark == "marked",
-                              pinned=mark == "pinned", proved_at=at if mark == "proved" else None))
+        more: dict[str, Any] = {}
+        if fate == "logical":
+            more = {"table_set": draw(st.sampled_from(["", "", "money"])), "missing": draw(st.sampled_from([0, 0, 1]))}
+        backups.append(stored(name, at, parent=parent, kind=kind, **more, usable=mark != "damaged",
+                              marked=mark == "marked", pinned=mark == "pinned",
+                              proved_at=at if mark == "proved" else None))
         if fate != "logical":
             last = name
     runs = tuple(BinlogRun(f"r{number}", NOW - timedelta(hours=start), NOW - timedelta(hours=max(start - length, 0)))
@@ -87,9 +91,10 @@ def test_no_increment_is_kept_without_what_it_builds_on(view: View, keep: dict[s
 @given(views(), keeps())
 def test_the_newest_restorable_and_the_newest_proved_chain_are_always_kept(view: View, keep: dict[str, Any]) -> None:
     stays = kept(solved(view, Keep.model_validate(keep)))
-    for logical in (False, True):
-        ours = [backup for backup in whole(view) if (backup.kind is BackupKind.LOGICAL) is logical]
+    for leg in {(backup.kind is BackupKind.LOGICAL, backup.table_set) for backup in view.backups}:
+        ours = [backup for backup in whole(view) if (backup.kind is BackupKind.LOGICAL, backup.table_set) == leg]
         assert {backup.id for backup in ours[-1:]} <= stays
+        assert {backup.id for backup in [b for b in ours if not b.missing][-1:]} <= stays
         assert {backup.id for backup in [b for b in ours if b.proved_at][-1:]} <= stays
 
 

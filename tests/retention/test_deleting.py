@@ -106,6 +106,22 @@ def test_the_last_chain_that_restores_is_not_deleted_though_loose_increments_are
         delete(one.wiring, last, now=True)
 
 
+def test_a_dump_stands_in_for_dumps_of_its_own_tables_only(shelf: Make) -> None:
+    one = shelf()
+    full = one.add(1, days=9)
+    money, rest = one.add(2, days=3, dump="money"), one.add(3, days=2, dump="")
+    with pytest.raises(RefusedError, match="only restorable backup of"):
+        delete(one.wiring, full, now=False)
+    delete(one.wiring, money, now=False)  # the physical one holds these tables, too
+    delete(one.wiring, rest, now=False)
+    money, rest = (one.add(number, days=number, dump=name, server="crm") for number, name in ((12, "money"), (13, "")))
+    partial = one.add(14, days=1, dump="money", missing=1, server="crm")
+    for name in (rest, money):  # a dump without a table does not stand in for one with it
+        with pytest.raises(RefusedError, match="only restorable dump of its tables"):
+            delete(one.wiring, name, now=False)
+    delete(one.wiring, partial, now=False)
+
+
 def test_a_chain_is_not_deleted_when_one_of_its_increments_is_kept(shelf: Make) -> None:
     one = shelf()
     full, first, _second, _other = chain(one)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.model.backup import BackupKind
@@ -71,6 +73,54 @@ def test_logical_dumps_do_not_push_physical_backups_out() -> None:
                stored("old-dump", days_ago(0.3), kind=BackupKind.LOGICAL)]
     decisions = solved(view(backups), rules(daily=1, keep_fulls=1))
     assert kept(decisions) == {"dump", "full"}
+
+
+def dump(name: str, days: float, table_set: str = "", missing: int = 0, **changes: Any) -> Stored:
+    return stored(name, days_ago(days), kind=BackupKind.LOGICAL, table_set=table_set, missing=missing, **changes)
+
+
+def test_dumps_of_one_set_do_not_push_those_of_another_out() -> None:
+    backups = [dump(f"hourly-{number}", number / 24, "money") for number in range(1, 8)]
+    backups += [dump("weekly", 6), dump("weekly-before", 13), dump("archive", 30, "archive")]
+    decisions = solved(view(backups), rules(keep_fulls=1))
+    assert kept(decisions) == {"hourly-1", "weekly", "archive"}
+    assert of(decisions, "archive").grounds[0].text == "keep_fulls: full backup 1 of the newest 1"
+    assert "newest restorable dump of the set archive here" in of(decisions, "archive").grounds[1].text
+    assert "newest restorable dump here" in of(decisions, "weekly").grounds[1].text
+
+
+def test_the_window_needs_a_dump_of_each_set_from_before_it() -> None:
+    backups = [dump("m1", 1, "money"), dump("m2", 8, "money"), dump("m3", 9, "money"), dump("w1", 12), dump("w2", 19)]
+    decisions = solved(view(backups), rules(recovery_window="7d"))
+    assert kept(decisions) == {"m1", "m2", "w1"}
+    assert "m2 is the newest from before it" in of(decisions, "m3").reasons[0]
+    assert "w1 is the newest from before it" in of(decisions, "w2").reasons[0]
+
+
+def test_a_dump_without_a_table_never_pushes_out_one_that_has_it() -> None:
+    backups = [dump("p1", 1, missing=1), dump("p2", 2, missing=1), dump("p3", 3, missing=2), dump("whole", 4),
+               dump("whole-before", 5)]
+    decisions = solved(view(backups), rules(keep_fulls=2))
+    assert kept(decisions) == {"p1", "p2", "whole", "whole-before"}
+    assert "newest restorable dump here with all its tables" in " ".join(
+        ground.text for ground in of(decisions, "whole").grounds)
+    assert kept(solved(view([*backups[:3], replace(backups[3], marked=True)]), rules(keep_fulls=2))) == {"p1", "p2"}
+
+
+def test_dumps_that_all_lack_a_table_are_kept_by_the_rules_like_any_other() -> None:
+    assert kept(solved(view([dump(f"p{day}", day, missing=1) for day in range(1, 9)]), rules(keep_fulls=2))) == {
+        "p1", "p2"}
+
+
+def test_where_there_are_only_dumps_the_binary_logs_of_every_set_stay() -> None:
+    logs = tuple(BinlogRun(f"r{day}", days_ago(day + 1), days_ago(day), 10) for day in range(10))
+    backups = [dump("m", 1, "money"), dump("w", 6.5)]
+    decisions = solved(view(backups, runs=logs), rules(keep_fulls=1))
+    gone = {item.run.name for item in decisions.runs if not item.keep}
+    assert gone == {"r7", "r8", "r9"}
+    beside = solved(view([*backups, stored("full", days_ago(2.5))], runs=logs), rules(keep_fulls=1))
+    assert {item.run.name for item in beside.runs if item.keep} >= {"r0", "r1", "r2"}
+    assert not {item.run.name for item in beside.runs if item.keep} & {"r4", "r5", "r6"}
 
 
 def chain() -> list[Stored]:

@@ -67,6 +67,7 @@ class Stock:
 
     destination: Destination
     server: str = "shop"
+    kind: str = "physical-full"
     bodies: dict[str, Body] = field(default_factory=dict)
 
     def header(self, number: int, items: tuple[StoredObject, ...], parent: int | None = None) -> Header:
@@ -75,7 +76,7 @@ class Stock:
 
         return Header(
             backup_id=backup_id(number), server=self.server,
-            kind="physical-full" if parent is None else "physical-incremental",
+            kind=self.kind if parent is None else "physical-incremental",
             parent=None if parent is None else backup_id(parent), started_at=START, finished_at=START,
             recipients=("A" * 40,), stats=Stats(1, 1, 1, 1, 0), objects=items, body=side(layout.BODY, b"body"),
             unpack=side(layout.UNPACK, b"unpack"), runbook=side(layout.RUNBOOK, b"runbook"))

@@ -145,6 +145,25 @@ def test_the_last_whole_backup_of_a_server_stays_whatever_its_mark_says(
     assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(2)]
 
 
+def test_no_dump_stands_in_for_the_last_physical_backup_and_a_physical_one_does_for_a_dump(
+        place: MemoryDestination, clock: FakeClock) -> None:
+    physical, dumps = Stock(place), Stock(place, kind="logical")
+    physical.add(1, {"t": b"1"})
+    dumps.add(2, {"t": b"2"})
+    dumps.add(3, {"t": b"3"})
+    for number in (1, 2):
+        mark(place, "shop", backup_id(number), clock())
+    clock.move(days=2)
+    done = sweep(place, clock=clock, grace=GRACE)
+    assert done.backups == [backup_id(2)]
+    assert any("last whole backup" in reason for reason in done.held)
+    mark(place, "shop", backup_id(3), clock())
+    clock.move(days=2)
+    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(3)]
+    assert restorable_at(place, "shop", backup_id(1)) is False  # marked, and there all the same
+    assert ("shop", backup_id(1)) in backup_ids(place)
+
+
 def test_a_backup_kept_on_purpose_stays_whatever_its_mark_says(place: MemoryDestination, clock: FakeClock) -> None:
     for number in (1, 2):
         Stock(place).add(number, {"t": b"%d" % number})

@@ -1,0 +1,168 @@
+"""Restores of tables: which way is taken, from the catalog; then done without it, and recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from backupd.app.dependence import require_keys
+from backupd.app.restores import archives, sources, templates
+from backupd.app.tableways import TableWishes, chosen_way
+from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
+from backupd.model.clock import format_time
+from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError
+from backupd.model.ids import new_id
+from backupd.model.job import JobState, RestoreRecord
+from backupd.model.progress import Report
+from backupd.model.proof import Phase
+from restore import tablerestore
+from restore.handover import Triggers, resume
+from restore.stagingschema import Staging, drop_staging, stagings
+from restore.tableoutcome import TablesOutcome
+from restore.tableplan import TablePlan
+from restore.tablerestore import Confirm
+from restore.tablespec import TablesSpec
+
+
+def plan_tables(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> TablePlan:
+    """What a restore of these tables to ``target`` would do. Moves nothing, reads manifests, and where binary logs are
+    replayed their indexes. Raises what ``restores.plan`` raises, for want of any way."""
+    return chosen_way(wiring, server_name, target, wanted)[0]
+
+
+def restore_tables(
+    wiring: Wiring,
+    server_name: str,
+    target: str,
+    wanted: TableWishes,
+    *,
+    into: str | None,
+    sql: Path | None,
+    confirm: str | None,
+    compare: bool,
+    ask: Confirm | None,
+    triggers: Triggers,
+    report: Report,
+) -> TablesOutcome:
+    """Restore them into the server ``into``, or as SQL files into ``sql``.
+
+    Without a renaming they take the place of live tables: ``confirm`` must be the name of that server, or ``ask`` is
+    asked once it is known how they differ. Raises what ``plan_tables`` raises, RefusedError without confirmation, and
+    what the execution raises; no live table was touched then, or a repeated call finishes what had begun.
+    """
+    server = wiring.settings.server(server_name)
+    settings = wiring.settings.needs_restore()
+    goal = wiring.settings.server(into) if into is not None else None
+    _refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
+    chosen, way = chosen_way(wiring, server_name, target, wanted)
+    require_keys(wiring, server_name, chosen.base.chain)
+    row = _begin(wiring, chosen, _place(into, sql, wanted))
+    spec = TablesSpec(
+        restore_id=row.id, server=server_name, target=target, way=chosen.chosen.way, chain=chosen.base.chain,
+        replay=chosen.base.replay, statements=way.statements, goals=chosen.goals, into=into or "", sql=sql,
+        whole=wanted.whole_schemas(chosen.goals),
+        replace=wanted.renaming is None, compare=compare, triggers=triggers, folder=settings.scratch.path,
+        memory=settings.scratch.memory, max_bytes=settings.scratch.max_bytes, owner=server.owner,
+        workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs)
+    try:
+        outcome = tablerestore.execute(
+            spec, goal.restore_connection() if goal else None, destinations=sources(wiring, chosen.base),
+            archives=archives(wiring, chosen.base), unsealer=wiring.unsealer(), clock=wiring.clock, report=report,
+            confirm=_answer(into, confirm, ask), on_phase=lambda phase: _note(wiring, row.id, phase),
+            on_done=lambda phases: _succeeded(wiring, row.id, phases))
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt | CancelledError)
+        text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
+        with contextlib.suppress(RefusedError):  # it was over, and stopped while it put its tools away
+            wiring.catalog.restores.finish(row.id, JobState.CANCELLED if stopped else JobState.FAILED, wiring.clock(),
+                                           error=text)
+        raise
+    return replace(outcome, warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings))))
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What an unfinished restore of tables left on a server. ``finished``: it had begun to hand tables over, and that
+    was finished now; ``dropped``: it is not there any more."""
+
+    staging: Staging
+    finished: bool = False
+    dropped: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        one = self.staging
+        return {"restore": one.restore_id, "schemas": list(one.schemas), "tables": one.tables, "bytes": one.bytes,
+                "begun": format_time(one.begun) if one.begun else None, "active": one.active,
+                "finished": self.finished, "dropped": self.dropped}
+
+
+def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> tuple[Leftover, ...]:
+    """Staging schemas on a server; with ``drop`` (the id of a restore, ``all`` for every one that nobody is at) these
+    are removed, after a hand-over that had begun is finished. Raises NotFoundError, BusyError, ServerError."""
+    connection = wiring.settings.server(server_name).restore_connection()
+    found = stagings(connection)
+    wanted = [one for one in found if drop is not None and (one.restore_id == drop.lower() or
+                                                            (drop == "all" and not one.active))]
+    if drop not in (None, "all") and not wanted:
+        raise NotFoundError(f"restore {drop} left nothing on {server_name}",
+                            hint=f"`backupd leftovers {server_name}` lists what there is")
+    told = []
+    for one in found:
+        if one not in wanted:
+            told.append(Leftover(one))
+            continue
+        finished = [resume(connection, schema) for schema in one.schemas]
+        drop_staging(connection, one.schemas)
+        told.append(Leftover(one, finished=any(done is not None for done in finished), dropped=True))
+    return tuple(told)
+
+
+def _refuse_unconfirmed(wanted: TableWishes, into: str | None, confirm: str | None, *, compare: bool, asked: bool
+                        ) -> None:
+    if into is None or wanted.renaming is not None or compare:
+        return
+    if confirm is not None and confirm != into:
+        raise RefusedError(f"--confirm {confirm} is not the server that gets the tables, which is {into}",
+                           hint=f"look twice; to replace tables of {into} say --confirm {into}")
+    if confirm is None and not asked:
+        raise RefusedError(
+            f"tables of {into} would be replaced, and nobody confirmed that",
+            hint=f"look first with --compare; then say --confirm {into}, or give them other names with --as")
+
+
+def _answer(into: str | None, confirm: str | None, ask: Confirm | None) -> Confirm:
+    if ask is None or (confirm is not None and confirm == into):
+        return lambda _found: True
+    return ask
+
+
+def _place(into: str | None, sql: Path | None, wanted: TableWishes) -> str:
+    """What tells one restore from another in the catalog, where those of whole servers have their data directory."""
+    tables = " ".join(sorted(str(pattern) for pattern in wanted.tables))
+    name = f" as {wanted.renaming.schema}.{wanted.renaming.table}" if wanted.renaming else ""
+    return f"{tables}{name} -> {into or sql}"
+
+
+def _begin(wiring: Wiring, chosen: TablePlan, place: str) -> RestoreRecord:
+    """The row of this restore: a new one, or that of the interrupted one it goes on with."""
+    restores = wiring.catalog.restores
+    restores.abandon_dead(owner_is_alive, wiring.clock())
+    base = chosen.base
+    for row in restores.list(base.server, datadir=place, limit=1):
+        over = row.state in (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
+        if over and row.backup_id == base.backup_id and row.target == base.target:
+            return restores.resume(row.id, owner())
+    row = RestoreRecord(
+        id=new_id(wiring.clock()), server=base.server, backup_id=base.backup_id, target=base.target, datadir=place,
+        state=JobState.RUNNING, started_at=wiring.clock(), owner=owner())
+    restores.start(row)
+    return row
+
+
+def _succeeded(wiring: Wiring, restore_id: str, phases: Sequence[Phase]) -> None:
+    wiring.catalog.restores.finish(restore_id, JobState.SUCCEEDED, wiring.clock(), phases=phases)
+
+
+def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:
+    wiring.catalog.restores.phase_done(restore_id, phase)

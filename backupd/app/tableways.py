@@ -1,0 +1,224 @@
+"""The ways to some tables at a target: out of a logical backup, or out of a physical one, and what each would move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from backupd.app.restores import NO_WISHES, Wishes, measured_rates, plan, sources
+from backupd.app.settings import ServerSettings
+from backupd.app.targets import Targets
+from backupd.app.wiring import Wiring
+from backupd.engine.tables import SYSTEM_SCHEMAS
+from backupd.model.binlog import ReplaySpec, Transaction
+from backupd.model.errors import (
+    BackupdError,
+    DamagedError,
+    DestinationError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+)
+from backupd.model.table import TableName, TablePattern, fits_any
+from restore.plan import Plan
+from restore.relatives import Relatives, relatives
+from restore.sources import Loaded, load_chain, load_dump
+from restore.subset import subset_of, tables_in
+from restore.tablenames import Renaming, TableGoal, goals
+from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose
+from restore.tablesource import part_of_dump
+
+_MOST_TRIES = 8
+"""Logical backups that are looked at for tables which the newer ones do not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableWishes:
+    """``tables``: patterns; ``renaming``: other names for them, None for their own; ``source``: out of which sort of
+    backup, None for the planner's choice."""
+
+    tables: tuple[TablePattern, ...]
+    renaming: Renaming | None = None
+    wishes: Wishes = NO_WISHES
+    source: Source | None = None
+
+    @classmethod
+    def of(cls, tables: Sequence[str], rename: str | None, wishes: Wishes = NO_WISHES, source: str | None = None
+           ) -> TableWishes:
+        """Raises UsageError with everything that is wrong."""
+        patterns, problems = [], []
+        for text in tables:
+            try:
+                patterns.append(TablePattern.parse(text))
+            except ValueError as error:
+                problems.append(str(error))
+        renaming = None
+        try:
+            renaming = Renaming.parse(rename) if rename is not None else None
+        except UsageError as error:
+            problems.append(f"{error.message} ({error.hint})")
+        if not tables:
+            problems.append("no table is named")
+        if problems:
+            raise UsageError("these tables cannot be restored", detail="\n".join(problems),
+                             hint="--tables shop.orders, --tables 'shop.*'")
+        return cls(tuple(patterns), renaming, wishes, Source(source) if source is not None else None)
+
+    def whole_schemas(self, found: Sequence[TableGoal]) -> tuple[str, ...]:
+        """Those of which every table was asked for, and whose tables keep the schema's name: with what else they have,
+        as one."""
+        moved = {goal.source.schema for goal in found if goal.source.schema != goal.target.schema}
+        return tuple(schema for schema in sorted({goal.source.schema for goal in found} - moved - set(SYSTEM_SCHEMAS))
+                     if any(pattern.takes_all_of(schema) for pattern in self.tables))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A candidate with what its execution needs besides. ``statements``: of the transactions that are replayed, those
+    that the index has the text of."""
+
+    candidate: Candidate
+    wanted: tuple[TableName, ...]
+    statements: tuple[Transaction, ...] = ()
+
+
+def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> tuple[TablePlan, Way]:
+    """The plan that is best for ``wanted``, and its way. Raises the reasons for want of any."""
+    ways: list[Way] = []
+    impossible: list[Impossible] = []
+    for source, look in ((Source.LOGICAL, _logical), (Source.PHYSICAL, _physical)):
+        if wanted.source not in (None, source):
+            continue
+        try:
+            ways.append(look(wiring, server_name, target, wanted))
+        except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
+            impossible.append(Impossible(source, error))
+    names = {name for way in ways for name in way.wanted}
+    made = choose([way.candidate for way in ways], impossible, (), measured_rates(wiring, server_name))
+    way = next(way for way in ways if way.candidate is made.chosen)
+    found = goals(way.wanted, wanted.renaming)
+    short = names - set(way.wanted)
+    warnings = [f"only another way has {name.shown}" for name in sorted(short)]
+    return replace(made, goals=found, warnings=(*made.warnings, *warnings)), way
+
+
+def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
+    base = plan(wiring, server_name, target, None, wishes=wanted.wishes)
+    chain, said = load_chain(server_name, base.chain, sources(wiring, base), wiring.unsealer())
+    part = chain[-1].body.facts.server.variables
+    found = _resolve(wiring, server_name, wanted, tables_in(chain[-1]), base, lower=_lower(part))
+    needed = frozenset(found.needed)
+    cut = subset_of(chain, lambda name: name in needed)
+    nothing = subset_of(chain, lambda _name: False)
+    stored, source = _bytes(cut)
+    rows = max(0, source - _bytes(nothing)[1])
+    return Way(Candidate(Source.PHYSICAL, _narrowed(base, found), found.needed, stored, source, rows,
+                         (*base.warnings, *said, *found.remarks)), found.wanted, found.statements)
+
+
+def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
+    """The newest logical backup before the target that holds all of the tables."""
+    lacking: set[str] = set()
+    refused: BackupdError | None = None
+    for _ in range(_MOST_TRIES):
+        try:
+            base = plan(wiring, server_name, target, None, wishes=wanted.wishes, dumps=frozenset(lacking))
+        except (NotFoundError, RefusedError) as error:
+            raise refused or error from error
+        loaded, said = load_dump(server_name, base.backup_id, sources(wiring, base), wiring.unsealer())
+        try:
+            return _dumped(wiring, server_name, wanted, base, loaded, said)
+        except (NotFoundError, RefusedError) as error:
+            refused = refused or error
+            lacking.add(base.backup_id)
+    raise refused or NotFoundError(f"server {server_name} has no logical backup of these tables")
+
+
+def _dumped(wiring: Wiring, server_name: str, wanted: TableWishes, base: Plan, loaded: Loaded, said: Sequence[str]
+            ) -> Way:
+    facts = loaded.body.facts
+    if facts.dump is None:
+        raise NotFoundError(f"backup {base.backup_id} is no logical one")
+    there = tuple(table.name for table in facts.dump.dumped)
+    broken = [table for table in facts.dump.tables if table.name not in there and fits_any(table.name, wanted.tables)]
+    if broken:
+        raise NotFoundError(
+            f"backup {base.backup_id} does not hold {broken[0].name.shown}: {broken[0].reason or broken[0].outcome}",
+            detail="\n".join(f"{table.name.shown}: {table.reason or table.outcome}" for table in broken[:20]))
+    found = _resolve(wiring, server_name, wanted, there, base, lower=_lower(facts.server.variables))
+    needed = frozenset(found.needed)
+    stored, source = _bytes([part_of_dump(loaded, lambda name: name in needed)])
+    rows = sum(table.bytes for table in facts.dump.dumped if table.name in needed)
+    return Way(Candidate(Source.LOGICAL, _narrowed(base, found), found.needed, stored, source, rows,
+                         (*base.warnings, *said, *found.remarks)), found.wanted, found.statements)
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """``wanted``: tables by their names at the target; ``needed`` for that, as far as the logs tell."""
+
+    wanted: tuple[TableName, ...]
+    needed: tuple[TableName, ...]
+    statements: tuple[Transaction, ...]
+    remarks: tuple[str, ...]
+
+
+def _resolve(wiring: Wiring, server_name: str, wanted: TableWishes, there: Sequence[TableName], base: Plan, *,
+             lower: bool) -> _Resolved:
+    """Which tables the patterns mean at the target. Raises NotFoundError for a name that means none there, RefusedError
+    where they cannot be told from all others."""
+    statements = tuple(_statements(wiring, server_name, base.replay)) if base.replay else ()
+    changed = {TableName(change.schema, change.name) for one in statements for change in one.changes if change.name}
+    names = [name for name in sorted({*there, *changed}) if fits_any(name, wanted.tables)]
+    kin = relatives(names, statements, lambda _name: (), known=there, lower_case=lower)
+    names = [name for name in names if name not in kin.gone and (name in there or name in kin.made)]
+    for pattern in wanted.tables:
+        if not any(pattern.fits(name) for name in names):
+            raise _missing(pattern, base, kin)
+    if kin.inseparable:
+        raise RefusedError(
+            "these tables cannot be rolled forward without all others", detail="\n".join(kin.inseparable),
+            hint="restore the whole server beside it (--datadir DIR --start), or choose a target without a replay: "
+                 f"backup:{base.backup_id}")
+    remarks = tuple(f"{name.shown} is needed, too: {why}" for name, why in kin.reasons.items())
+    return _Resolved(tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, remarks)
+
+
+def _missing(pattern: TablePattern, base: Plan, kin: Relatives) -> NotFoundError:
+    only = pattern.table
+    if only is not None and only in kin.gone:
+        now = kin.gone[only]
+        fate = f"it was renamed to {now.shown}" if now else "it was dropped"
+        return NotFoundError(f"{only.shown} is not there at the target: {fate} after backup {base.backup_id}",
+                             hint=f"name {now.shown}, or an earlier target" if now else
+                             "`backupd binlog search SERVER --kind drop` finds when; restore to before that")
+    return NotFoundError(f"no table fits {pattern} in backup {base.backup_id}",
+                         hint="names are case-sensitive: schema.table, with * for any text")
+
+
+def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec) -> Iterator[Transaction]:
+    server = wiring.settings.server(server_name)
+    targets = Targets(wiring, server_name, wiring.catalog.binlogs.branches(server_name), prefer=_preferred(server))
+    for leg in replay.legs:
+        yield from (one for one in targets.within(leg) if one.statement)
+
+
+def _preferred(server: ServerSettings) -> tuple[str, ...]:
+    return (*server.required, *server.others) if server.usable else ()
+
+
+def _narrowed(base: Plan, found: _Resolved) -> Plan:
+    if base.replay is None:
+        return base
+    return replace(base, replay=replace(base.replay, tables=tuple(str(name) for name in found.needed)))
+
+
+def _bytes(chain: Iterable[Loaded]) -> tuple[int, int]:
+    """What has to be fetched, and what that becomes."""
+    headers = [loaded.header for loaded in chain]
+    stored = {item.name: item.size for header in headers for item in header.objects}
+    return sum(stored.values()), sum(header.stats.bytes_source for header in headers)
+
+
+def _lower(variables: Mapping[str, str]) -> bool:
+    return variables.get("lower_case_table_names") == "1"

@@ -1,0 +1,42 @@
+"""What taking a backup of any kind begins and ends with: times that are in order, and the row of what was committed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from backupd.app.wiring import Wiring
+from backupd.backup.commit import BackupSpec
+from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.manifest import BodyFacts, Header
+from backupd.model.units import format_duration
+
+
+def behind(wiring: Wiring, server: str) -> timedelta:
+    """How far this host's clock stands before the end of the newest backup, normally not at all.
+
+    The recorded times of the next backup follow that one: their order must survive a clock that was set back. Leases
+    and tombstones go by the clock itself, which is the same for everybody here.
+    """
+    last = max((record.finished_at for record in wiring.catalog.backups.list(server)), default=None)
+    now = wiring.clock()
+    return timedelta(0) if last is None or now > last else last + timedelta(seconds=1) - now
+
+
+def clock_warning(late: timedelta) -> tuple[str, ...]:
+    """What to say of a clock that is ``behind``."""
+    if not late:
+        return ()
+    text = f"this host's clock stands {format_duration(late.total_seconds())} before the end of the newest backup"
+    return (f"{text}: the recorded times of this one follow that one, not the clock",)
+
+
+def record_of(spec: BackupSpec, header: Header, facts: BodyFacts, warnings: tuple[str, ...]) -> BackupRecord:
+    """The row of a backup that was committed just now."""
+    return BackupRecord(
+        id=header.backup_id, server=header.server, kind=BackupKind(header.kind), state=BackupState.COMPLETE,
+        parent=header.parent, started_at=header.started_at, finished_at=header.finished_at, stats=header.stats,
+        position=facts.position, flavour=str(facts.server.flavour), server_version=str(facts.server.version),
+        tool_version=str(facts.tool.version), warnings=warnings,
+        copies=tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations),
+        from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid, reason=header.reason,
+        table_set=header.table_set, tables_missing=header.tables_missing)

@@ -1,0 +1,218 @@
+"""How any backup comes into being: an intent, packed entries, and the commit in one last step.
+
+What was captured is somebody else's business; this is the order in which it is stored, looked at and committed, and
+what is taken back when something goes wrong before the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from backupd.engine.client import Connection
+from backupd.model.backup import BackupKind
+from backupd.model.clock import Clock
+from backupd.model.dump import DumpFacts
+from backupd.model.errors import BackupdError, DestinationError
+from backupd.model.manifest import (
+    CODEC,
+    Body,
+    BodyFacts,
+    Header,
+    Landmarks,
+    Stats,
+    StoredObject,
+    encode_body,
+    objects_digest,
+)
+from backupd.model.server import Receipts, ServerInfo, Tool
+from backupd.process.throttle import Throttle, Unlimited
+from backupd.transfer.fanout import Fanout, known_everywhere
+from backupd.transfer.intent import Intent
+from backupd.transfer.known import confirm, load_known
+from backupd.transfer.manifestio import commit_header, described, put_bytes
+from backupd.transfer.pack import Packed
+from backupd.transfer.seal import Sealer
+from storage import layout
+from storage.destination import Destination
+from storage.throttled import throttled
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """The texts beside a backup: ``runbook`` is stored in the clear, ``unpack`` is sealed."""
+
+    runbook: bytes
+    unpack: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupSpec:
+    """What is decided about a backup of any kind before it starts.
+
+    ``behind``: how far the clock stands before the newest backup; added to the recorded times, so that they are in
+    order. ``reason``: why this kind is taken when another was due. ``config`` gives the configuration of the server's
+    host. ``throttle``: what is read from the server passes it; ``send`` makes one for each destination, for what is
+    stored there.
+    """
+
+    backup_id: str
+    server: str
+    connection: Connection
+    info: ServerInfo
+    destinations: tuple[Destination, ...]
+    recipients: tuple[str, ...]
+    gnupg_home: Path
+    identity_key: bytes
+    started_at: datetime
+    documents: Callable[[Body, Header], Documents]
+    behind: timedelta = timedelta(0)
+    level: int = 1
+    workers: int = 2
+    warnings: tuple[str, ...] = ()
+    reason: str = ""
+    config: Callable[[], bytes] | None = None
+    throttle: Throttle = field(default_factory=Unlimited)
+    send: Callable[[], Throttle] = Unlimited
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What was captured, besides the entries. ``parent``: the backup that it builds on."""
+
+    kind: BackupKind
+    tool: Tool
+    receipts: Receipts
+    parent: str | None = None
+    landmarks: Landmarks | None = None
+    dump: DumpFacts | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Making:
+    """A backup that is being made; see ``making``. Whatever is packed goes through ``fanout``."""
+
+    def __init__(self, spec: BackupSpec, intent: Intent, sealer: Sealer, clock: Clock) -> None:
+        known = known_everywhere([load_known(d, spec.server) for d in spec.destinations])
+        self._spec, self._intent, self._sealer, self._clock = spec, intent, sealer, clock
+        slowed = [throttled(destination, put=spec.send()) for destination in spec.destinations]
+        self.fanout = Fanout(slowed, sealer=sealer, identity_key=spec.identity_key, known=known,
+                             tree=layout.tree_name(spec.server, spec.backup_id))
+        self._side_files: list[StoredObject] = []
+        self._begun = False
+        self._sealed_config: bytes | None = None
+
+    def seal_config(self) -> None:
+        """Keep the configuration of the server's host, where the spec gives it. Raises ToolError."""
+        self._sealed_config = self._sealer.seal(self._spec.config()) if self._spec.config else None
+
+    def commit(self, captured: Captured, packed: Packed, fence: Callable[[], None]) -> tuple[Header, BodyFacts]:
+        """Store the side files, look at every object, and write the manifests, last of all.
+
+        ``fence`` is called right before them and raises when somebody else has taken the job meanwhile.
+        """
+        spec, fanout = self._spec, self.fanout
+        fanout.forget({name for entry in packed.entries for name in entry.objects})
+        header, facts, contents = self._documents(captured, packed)
+        self._side_files += header.side_files
+        folder = layout.backup_folder(spec.server, spec.backup_id)
+        for destination in spec.destinations:
+            for stored in header.side_files:
+                put_bytes(destination, folder + stored.name, contents[stored.name])
+            missing = confirm(destination, header.objects)
+            if missing:
+                raise DestinationError(
+                    f"{len(missing)} objects vanished from destination {destination.name} while the backup ran",
+                    detail="\n".join(missing[:20]), hint="run the backup again: what is missing will be stored afresh")
+        fanout.publish()
+        # Before, lest somebody who took us for dead is just cleaning up after us; after, because only an intent that
+        # outlived the commit proves that nobody did.
+        self._intent.assert_held()
+        fence()
+        for destination in spec.destinations:
+            self._begun = True  # from here on a manifest of ours may have been seen
+            commit_header(destination, header)
+        self._intent.assert_held()
+        return header, facts
+
+    def discard(self) -> list[BackupdError]:
+        """Take back what was stored; gives the errors met."""
+        return self._discard_side_files() + self.fanout.discard(committed=self._begun)
+
+    # -- inside
+
+    def _documents(self, captured: Captured, packed: Packed) -> tuple[Header, BodyFacts, Mapping[str, bytes]]:
+        """Header, facts, and the content of every side file by its name."""
+        spec, sealer = self._spec, self._sealer
+        new = {stored.name: stored for stored in self.fanout.new_objects}
+        objects = _referenced(packed, {**new, **{stored.name: stored for stored in self.fanout.reused_objects}})
+        receipts, dump = captured.receipts, captured.dump
+        facts = BodyFacts(
+            backup_id=spec.backup_id, position=receipts.position, server=spec.info, tool=captured.tool,
+            receipts=receipts, objects_digest=objects_digest(objects), warnings=(*spec.warnings, *captured.warnings),
+            parent=captured.parent, dump=dump)
+        body = Body(facts, packed.entries)
+        stats = Stats(
+            bytes_source=packed.size, bytes_stored=sum(o.size for o in objects),
+            bytes_new=sum(o.size for o in objects if o.name in new), files=len(packed.entries),
+            files_linked=packed.linked)
+        sealed_body = sealer.seal(b"".join(encode_body(body)))
+        nothing = StoredObject("", 0, "")
+        header = Header(
+            backup_id=spec.backup_id, server=spec.server, kind=str(captured.kind), parent=captured.parent,
+            from_lsn=receipts.from_lsn, to_lsn=receipts.to_lsn, server_uuid=spec.info.server_uuid, reason=spec.reason,
+            tool=captured.tool.name, started_at=spec.started_at, finished_at=self._clock() + spec.behind,
+            recipients=sealer.recipients, stats=stats, objects=objects,
+            body=described(layout.BODY, sealed_body), unpack=nothing, runbook=nothing, codec=CODEC,
+            config=described(layout.CONFIG, self._sealed_config) if self._sealed_config else None,
+            landmarks=captured.landmarks, table_set=dump.table_set if dump else "",
+            tables_missing=len(dump.failed) if dump else 0)
+        documents = spec.documents(body, header)
+        sealed_unpack = sealer.seal(documents.unpack)
+        header = replace(header, unpack=described(layout.UNPACK, sealed_unpack),
+                         runbook=described(layout.RUNBOOK, documents.runbook))
+        contents = {layout.BODY: sealed_body, layout.UNPACK: sealed_unpack, layout.RUNBOOK: documents.runbook,
+                    **({layout.CONFIG: self._sealed_config} if self._sealed_config else {})}
+        return header, facts, contents
+
+    def _discard_side_files(self) -> list[BackupdError]:
+        """The manifests first: should this end half way, no manifest names what is already gone."""
+        spec = self._spec
+        errors: list[BackupdError] = []
+        for destination in spec.destinations:
+            try:
+                if self._side_files:
+                    destination.delete(layout.manifest_key(spec.server, spec.backup_id))
+                for stored in self._side_files:
+                    destination.delete(layout.backup_folder(spec.server, spec.backup_id) + stored.name)
+            except BackupdError as error:
+                errors.append(error)
+        return errors
+
+
+@contextmanager
+def making(spec: BackupSpec, *, parents: Sequence[str] = (), clock: Clock) -> Iterator[Making]:
+    """Hold an intent at every destination while the block captures, packs and commits. On any error nothing is
+    committed and what was stored is taken back; raises the error that began the trouble.
+
+    ``parents``: ids of everything that the backup builds on.
+    """
+    sealer = Sealer(spec.recipients, spec.gnupg_home, level=spec.level)
+    with Intent(spec.destinations, spec.server, spec.backup_id, parents=parents, clock=clock) as intent:
+        made = Making(spec, intent, sealer, clock)
+        try:
+            made.seal_config()
+            yield made
+        except BaseException as error:
+            leftovers = made.discard()
+            if leftovers and isinstance(error, BackupdError):
+                error.add_note(f"could not clean up, the next run will: {leftovers[0].message}")
+            raise
+
+
+def _referenced(packed: Packed, stored: Mapping[str, StoredObject]) -> tuple[StoredObject, ...]:
+    names = sorted({name for entry in packed.entries for name in entry.objects})
+    return tuple(stored[name] for name in names)

@@ -1,0 +1,271 @@
+"""One pass over tables: snapshots of one moment, their rows written and packed, and a judgement of each table.
+
+A table is good when its tool says that all rows were written, nothing happened to its definition or its name meanwhile,
+and as many rows came as the snapshot holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.backup.counting import RowCounter, counting_statement
+from backupd.backup.intake import Intake
+from backupd.backup.opening import BlockedCommits, NotOpenedError
+from backupd.backup.tablewatch import TableWatch
+from backupd.engine.client import Connection
+from backupd.engine.ddl import TableDefinition
+from backupd.engine.dumping import DumpRequest, DumpRun, DumpTable, DumpTool
+from backupd.engine.tables import Table
+from backupd.model.errors import BackupdError, CancelledError, ServerError, ToolError
+from backupd.model.server import Position
+from backupd.model.table import TableName
+from backupd.process.throttle import Throttle
+from backupd.transfer.pack import Packer
+
+ATTEMPTS = 5
+"""How often the snapshots are tried to be opened; somebody may be in the way for a moment."""
+_PAUSE_SECONDS = 2.0
+"""After the first attempt; twice as long after each further one."""
+_LEAST_ROOM = 64 * 1024 * 1024
+_MOST_ROOM = 1024 * 1024 * 1024
+_COUNT_LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A table, its definition before the snapshot, and the tools that bring it back exactly, best first."""
+
+    table: Table
+    definition: TableDefinition
+    tools: tuple[DumpTool, ...]
+
+    @property
+    def name(self) -> TableName:
+        return self.table.name
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The rows of a good table. ``note``: what to know of them."""
+
+    rows: int
+    bytes: int
+    files: int
+    tool: DumpTool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a pass came to. ``bad``: why a table is not good; ``blamed``: the tool, where that is its doing. ``early``:
+    tables that were gone before the snapshot. ``trouble``: for people."""
+
+    position: Position
+    blocked: float
+    good: Mapping[TableName, Written]
+    bad: Mapping[TableName, str]
+    blamed: Mapping[TableName, DumpTool]
+    early: frozenset[TableName]
+    present: frozenset[TableName]
+    trouble: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PassSettings:
+    """``folder``: private, on a disk. ``steady``: engines that read a snapshot. ``ready`` is called before each attempt
+    to open the snapshots; it returns when nothing long is in their way, or raises."""
+
+    connection: Connection
+    folder: Path
+    threads: int
+    chunk_bytes: int
+    max_lock: float
+    count_rows: bool
+    steady: frozenset[str]
+    throttle: Throttle
+    pressure: Callable[[], str]
+    ready: Callable[[], None]
+    cancel: threading.Event | None
+    on_stderr: Callable[[str], None] | None
+    log: Path | None
+
+
+def dump(settings: PassSettings, watch: TableWatch, wanted: Sequence[Wanted], packer: Packer,
+         arrived: Callable[[TableName, int], None]) -> Passed:
+    """Dump ``wanted``. What is bad leaves nothing in ``packer``. ``watch``: made before the definitions were read.
+    ``arrived`` is told table and size of each file.
+
+    Raises NotOpenedError, ToolError and ServerError when the snapshots cannot be opened, DestinationError and whatever
+    else packing does, CancelledError. Trouble of a tool afterwards is trouble of its tables.
+    """
+    def seen(table: TableName, size: int) -> None:
+        with contextlib.suppress(ServerError):  # the last look tells
+            watch.written(table)
+        arrived(table, size)
+
+    with contextlib.ExitStack() as outer:
+        intake = outer.enter_context(Intake(
+            packer, throttle=settings.throttle, pressure=settings.pressure, room=_room(settings.folder),
+            cancel=settings.cancel, arrived=seen))
+        opened = outer.enter_context(_opened(settings, wanted))
+        counter = opened.counter
+        present, early = _first_look(watch, wanted)
+        if counter is not None:
+            counter.start({one.name: counting_statement(one.name, versioned=one.definition.columns.versioned)
+                           for one in wanted if _is_steady(settings, one)})
+        ended = intake.take([run for _tool, run, _tables in opened.runs], [counter] if counter is not None else [])
+        trouble = _counted(counter, settings.cancel)
+        counts = counter.counts if counter is not None else {}
+        bad = _verdicts(opened, ended)
+        changed = watch.judged([one.name for one in wanted])
+        bad |= {name: f"{why} ({bad[name]})" if name in bad else why for name, why in changed.items()}
+        good: dict[TableName, Written] = {}
+        blamed: dict[TableName, DumpTool] = {}
+        for tool, _run, tables in opened.runs:
+            for one in tables:
+                rows = intake.rows(one.name)
+                expected = counts.get(one.name, rows)
+                if one.name not in bad and rows != expected:
+                    bad[one.name] = f"{rows} rows were written where the snapshot holds {expected}"
+                if one.name in bad:
+                    intake.drop(one.name)
+                    if one.name not in changed:
+                        blamed[one.name] = tool
+                    continue
+                received = intake.keep(one.name)
+                good[one.name] = Written(rows, received.bytes, received.files, tool, _note(settings, one))
+    return Passed(opened.position, opened.blocked, good, bad, blamed, early, present, trouble)
+
+
+# -- before
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    runs: tuple[tuple[DumpTool, DumpRun, tuple[Wanted, ...]], ...]
+    counter: RowCounter | None
+    position: Position
+    blocked: float
+
+
+@contextlib.contextmanager
+def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opened]:
+    """All snapshots. A tool that cannot begin gives its tables to the next one."""
+    broken: dict[DumpTool, ToolError] = {}
+    attempt = 0
+    while True:
+        settings.ready()
+        shares = _shares(wanted, broken)
+        with contextlib.ExitStack() as stack:
+            runs = tuple((tool, stack.enter_context(tool.run(_request(stack, settings, tables))), tables)
+                         for tool, tables in shares.items())
+            counter = stack.enter_context(RowCounter(settings.connection)) if settings.count_rows else None
+            beginning: DumpTool | None = None
+            try:
+                with BlockedCommits(settings.connection, max_seconds=settings.max_lock) as moment:
+                    if counter is not None:
+                        counter.open(moment.position)
+                    for tool, run, _tables in runs:
+                        beginning = tool
+                        run.open(moment.left)
+            except NotOpenedError:
+                attempt += 1
+                if attempt == ATTEMPTS:
+                    raise
+            except ToolError as error:
+                if beginning is None:
+                    raise
+                broken[beginning] = error
+                continue
+            else:
+                yield _Opened(runs, counter, moment.position, moment.seconds)
+                return
+        _wait(settings.cancel, _PAUSE_SECONDS * 2 ** (attempt - 1))
+
+
+def _shares(wanted: Sequence[Wanted], broken: Mapping[DumpTool, ToolError]) -> dict[DumpTool, tuple[Wanted, ...]]:
+    """Which tool takes which tables. Raises ToolError when one has no tool left."""
+    shares: dict[DumpTool, list[Wanted]] = defaultdict(list)
+    for one in wanted:
+        tool = next((tool for tool in one.tools if tool not in broken), None)
+        if tool is None:
+            raise next(broken[tool] for tool in one.tools)
+        shares[tool].append(one)
+    return {tool: tuple(tables) for tool, tables in shares.items()}
+
+
+def _request(stack: contextlib.ExitStack, settings: PassSettings, tables: Sequence[Wanted]) -> DumpRequest:
+    folder = Path(tempfile.mkdtemp(prefix="rows-", dir=settings.folder))
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return DumpRequest(
+        connection=settings.connection, folder=folder, threads=settings.threads, chunk_bytes=settings.chunk_bytes,
+        tables=tuple(DumpTable(one.name, one.table.engine, one.table.size) for one in tables),
+        log=settings.log, cancel=settings.cancel, on_stderr=settings.on_stderr)
+
+
+def _first_look(watch: TableWatch, wanted: Sequence[Wanted]) -> tuple[frozenset[TableName], frozenset[TableName]]:
+    """The tables that there are, and which of ``wanted`` are not any more, so that no snapshot held them."""
+    present = watch.present()
+    return present, frozenset(one.name for one in wanted) - present
+
+
+# -- afterwards
+
+
+def _counted(counter: RowCounter | None, cancel: threading.Event | None) -> tuple[str, ...]:
+    if counter is None:
+        return ()
+    while not counter.wait(_COUNT_LOOK_SECONDS):
+        if cancel is not None and cancel.is_set():
+            raise CancelledError("the dump was cancelled")
+    return (f"rows of some tables were not counted: {counter.trouble}",) if counter.trouble else ()
+
+
+def _verdicts(opened: _Opened, ended: Mapping[int, Exception]) -> dict[TableName, str]:
+    """Tables that were not written in full, and why."""
+    bad: dict[TableName, str] = {}
+    for number, (tool, run, tables) in enumerate(opened.runs):
+        if number in ended:
+            error = ended[number]
+            if not isinstance(error, BackupdError):
+                raise error
+            bad |= {one.name: _words(tool, error) for one in tables}
+            continue
+        verdicts = run.verdicts()
+        for one in tables:
+            why = verdicts.get(one.name, f"{tool.tool.name} says nothing of it")
+            if why is not None:
+                bad[one.name] = why
+    return bad
+
+
+def _words(tool: DumpTool, error: BackupdError) -> str:
+    return f"{tool.tool.name}: {error.message}" + (f": {error.detail.splitlines()[-1]}" if error.detail else "")
+
+
+def _is_steady(settings: PassSettings, one: Wanted) -> bool:
+    """Are its rows those of the snapshot?"""
+    return one.table.engine in settings.steady and not one.table.is_sequence
+
+
+def _note(settings: PassSettings, one: Wanted) -> str:
+    if _is_steady(settings, one) or one.table.is_sequence:
+        return ""
+    return f"{one.table.engine} keeps no snapshots: its rows may be newer than the position"
+
+
+def _room(folder: Path) -> int:
+    """Bytes that files may take while they wait: a part of what the disk has left."""
+    return max(_LEAST_ROOM, min(_MOST_ROOM, shutil.disk_usage(folder).free // 4))
+
+
+def _wait(cancel: threading.Event | None, seconds: float) -> None:
+    if (cancel or threading.Event()).wait(seconds):
+        raise CancelledError("the dump was cancelled")

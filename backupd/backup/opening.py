@@ -1,0 +1,158 @@
+"""The short moment in which nobody commits, so that many sessions open the same snapshot.
+
+MariaDB's BACKUP STAGE makes writers of InnoDB wait from BLOCK_COMMIT on only, and it waits for no SELECT. Elsewhere it
+is FLUSH TABLES WITH READ LOCK, which waits for every running statement while all writers queue behind it. Either way
+the moment has a bound that holds whatever happens: from another session a timer kills the one that blocks. What was
+opened by then is worthless, since it belongs to different moments; the caller begins anew.
+
+Killing FLUSH TABLES does not undo it: a table that a long SELECT was reading then lets nobody in until that SELECT has
+ended (measured on 9.7.4: an INSERT waited 4.9 s for one of 5 s). So there nothing is begun while a statement is running
+that has taken a second already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from backupd.engine.client import Connection, Session, error_code
+from backupd.engine.longqueries import Running, changing, running
+from backupd.engine.probe import read_dialect
+from backupd.engine.snapshot import position_now
+from backupd.model.errors import BusyError, CancelledError, ServerError, ToolError
+from backupd.model.progress import Progress, Report
+from backupd.model.server import Position
+
+_SHARE = 0.8
+"""Of the bound, when the timer fires: killing takes a moment, too."""
+_LOCK_WAIT_TIMEOUT = 1205
+_LOOK_SECONDS = 0.5
+_LONG_UNDER_FLUSH = 1.0
+_TOLD = 10
+
+
+class NotOpenedError(ServerError):
+    """The moment was not long enough, or a lock was not to be had within it. A later one may be."""
+
+
+class BlockedCommits:
+    """Nobody commits within the block, which lasts for ``max_seconds`` at most. A context manager, to be used once.
+
+    ``position``: the end of the binary log in that moment. ``seconds``: for how long somebody had to wait, when it is
+    over. Entering raises NotOpenedError and ServerError; leaving raises NotOpenedError when commits went on before
+    the end of the block.
+    """
+
+    def __init__(self, connection: Connection, *, max_seconds: float) -> None:
+        self._connection, self._max = connection, max_seconds
+        self._stack = contextlib.ExitStack()
+        self._lock = threading.Lock()
+        self._expired = False
+        self._over = False
+        self._began = 0.0
+        self.position = Position()
+        self.seconds = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds until the block is ended by force."""
+        return max(0.0, self._began + self._max * _SHARE - time.monotonic())
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._locker = stack.enter_context(self._connection.connect())
+            guard = stack.enter_context(self._connection.connect())
+            self._dialect = read_dialect(self._locker)
+            # Only where neither we nor the timer are left to end it: a server does not notice that its client died.
+            self._locker.execute(f"SET SESSION lock_wait_timeout = {max(1, math.ceil(self._max))}")
+            try:
+                for statement in self._dialect.prepare_block:
+                    self._locker.execute(statement)
+                self._began = time.monotonic()
+                timer = threading.Timer(self._max * _SHARE, self._expire, [guard, self._locker.thread_id])
+                timer.daemon = True
+                timer.start()
+                stack.callback(timer.join)
+                stack.callback(timer.cancel)
+                stack.callback(self._disarm)
+                for statement in self._dialect.block_commits:
+                    self._locker.execute(statement)
+                self.position = position_now(self._locker, self._dialect)
+            except ServerError as error:
+                raise self._judged(error) from error
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._disarm()
+            try:
+                self._locker.execute(self._dialect.unblock_commits)
+            except ServerError as lost:
+                if error is None:
+                    raise self._judged(lost) from lost
+            finally:
+                self.seconds = time.monotonic() - self._began
+            if isinstance(error, ServerError | ToolError) and (self._expired or not self.left):
+                raise self._too_long(str(error)) from error
+        finally:
+            self._stack.close()
+
+    # -- inside
+
+    def _disarm(self) -> None:
+        with self._lock:
+            self._over = True
+
+    def _expire(self, guard: Session, victim: int) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._expired = True
+            with contextlib.suppress(ServerError):  # it is gone already, and its locks with it
+                guard.execute(f"KILL {victim}")
+
+    def _judged(self, error: ServerError) -> ServerError:
+        if self._expired or error_code(error) == _LOCK_WAIT_TIMEOUT:
+            return self._too_long(error.detail)
+        return error
+
+    def _too_long(self, detail: str) -> NotOpenedError:
+        return NotOpenedError(
+            f"the snapshots could not be opened while commits were blocked for {self._max:g} s at most",
+            detail=detail,
+            hint="a long statement or another backup is in the way: SHOW PROCESSLIST names it; take the backup at a "
+                 "quieter time, or raise logical.max_lock in the policy")
+
+
+def clear_way(connection: Connection, *, longer_than: float, patience: float, cancel: threading.Event | None,
+              report: Report) -> None:
+    """Wait until nothing is running that the lock would wait for and that has taken ``longer_than`` seconds already:
+    everybody would queue behind it. Raises BusyError when something still is after ``patience`` seconds, ServerError,
+    CancelledError."""
+    until = time.monotonic() + patience
+    with connection.connect() as session:
+        stages = bool(read_dialect(session).prepare_block)
+        while found := _in_the_way(session, longer_than, stages=stages):
+            if time.monotonic() >= until:
+                raise BusyError(
+                    f"{len(found)} statements would keep the snapshots from being opened, and everybody else behind "
+                    "them", detail="\n".join(str(one) for one in found[:_TOLD]),
+                    hint="wait for them or end them; or choose another time, or logical.long_queries and "
+                         "limits.max_pause in the policy")
+            report(Progress("wait", note=f"for a long statement: {found[0]}"))
+            if (cancel or threading.Event()).wait(_LOOK_SECONDS):
+                raise CancelledError("the dump was cancelled")
+
+
+def _in_the_way(session: Session, seconds: float, *, stages: bool) -> Sequence[Running]:
+    if stages:
+        return [one.by for one in changing(session) if one.by.seconds >= seconds]
+    return running(session, min(seconds, _LONG_UNDER_FLUSH))

@@ -1,0 +1,100 @@
+"""Which tables changed their definition, or their name another table, while their rows were being written.
+
+InnoDB refuses to read a rebuilt table in an older snapshot, but it reads an instantly altered one through its new
+columns, and a table that took another one's name (as tools for online changes of a schema do) with whatever it held
+when the snapshot was taken. Neither looks like an error to a tool.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+
+from backupd.engine.client import Connection, is_denied
+from backupd.engine.probe import read_dialect
+from backupd.engine.tables import TableIds, definitions, list_tables, table_ids
+from backupd.model.errors import ServerError
+from backupd.model.table import TableName
+
+_FEW = 20
+"""As many definitions are asked for one by one; more of them, all at once."""
+_REST = 20.0
+"""Between two looks at least as many times the time that the last one took."""
+_SHORTEST_REST = 2.0
+
+DROPPED = "it was dropped or renamed while the backup ran"
+ALTERED = "its definition was changed while the backup ran"
+SWAPPED = "another table took its name, or it was emptied or rebuilt, while the backup ran"
+
+
+class TableWatch:
+    """Remembers the tables as they are now: make it before their definitions are read and the snapshots are opened. A
+    change before the snapshot then looks like one after it, which costs a repetition and nothing else. Keeps a session;
+    close it. Every method may raise ServerError."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._session = connection.connect()
+        try:
+            self._dialect = read_dialect(self._session)
+            self._ids = self._ids_now()
+            self._definitions = definitions(self._session)
+        except BaseException:
+            self._session.close()
+            raise
+        self._unjudged: set[TableName] = set()
+        self._sound: set[TableName] = set()
+        self._found: dict[TableName, str] = {}
+        self._next = 0.0
+
+    def written(self, table: TableName) -> None:
+        """Rows of ``table`` were written just now; a look is taken when one is due."""
+        self._unjudged.add(table)
+        if time.monotonic() >= self._next:
+            self.look()
+
+    def look(self, others: Collection[TableName] = ()) -> None:
+        """Judge the tables with rows that were written since the last look, and those of ``others`` that never were."""
+        began = time.monotonic()
+        asked = self._unjudged | (set(others) - self._sound - self._found.keys())
+        ids = self._ids_now()
+        now = (definitions(self._session) if len(asked) > _FEW else
+               {name: number for table in asked for name, number in definitions(self._session, table).items()})
+        for table in asked:
+            self._found.pop(table, None)
+            self._sound.discard(table)
+            if table not in now:
+                self._found[table] = DROPPED
+            elif now[table] != self._definitions.get(table):
+                self._found[table] = ALTERED
+            elif self._ids is not None and ids is not None and self._ids.of(table) != ids.of(table):
+                self._found[table] = SWAPPED
+            else:
+                self._sound.add(table)
+        self._unjudged.clear()
+        self._next = time.monotonic() + max(_SHORTEST_REST, _REST * (time.monotonic() - began))
+
+    def judged(self, names: Collection[TableName]) -> dict[TableName, str]:
+        """Those of ``names`` that were not the same any more at a look after their last rows, and why. Looks once
+        more; what cannot be known is no good either."""
+        try:
+            self.look(names)
+        except ServerError as error:
+            unknown = f"whether it was changed meanwhile is not known: {error.detail or error.message}"
+            return {name: self._found.get(name, unknown) for name in names
+                    if name not in self._sound or name in self._unjudged}
+        return {name: self._found[name] for name in names if name in self._found}
+
+    def present(self) -> frozenset[TableName]:
+        """Every table that there is now."""
+        return frozenset(table.name for table in list_tables(self._session))
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _ids_now(self) -> TableIds | None:
+        try:
+            return table_ids(self._session, self._dialect.innodb_tables)
+        except ServerError as error:
+            if not is_denied(error):
+                raise
+            return None

@@ -1,0 +1,280 @@
+"""Restores of tables on the command line: what is wanted, the question before anything is replaced, and the answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from backupd.cli.options import Config, Json, Server
+from backupd.cli.session import Session, session
+from backupd.model.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from backupd.cli.screen import Screen
+    from restore.difference import TableDifference
+    from restore.tableplan import TablePlan
+
+Tables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tables",
+        metavar="PATTERN",
+        show_default=False,
+        help="Only these tables: schema.table, where * stands for any text; may be given several times.",
+    ),
+]
+Into = Annotated[
+    str | None,
+    typer.Option("--into", metavar="SERVER", show_default=False, help="The running server that gets the tables."),
+]
+As = Annotated[
+    str | None,
+    typer.Option(
+        "--as",
+        metavar="NAME",
+        show_default=False,
+        help="Another name for them: TABLE, SCHEMA.TABLE, or with a * for the old name ('*_restored', 'SCHEMA.*'). "
+        "Without it they take the place of the live tables, which are renamed aside.",
+    ),
+]
+Sql = Annotated[
+    Path | None,
+    typer.Option("--sql", metavar="DIR", show_default=False, help="Write them as SQL files into this new folder."),
+]
+Confirm = Annotated[
+    str | None,
+    typer.Option(
+        "--confirm",
+        metavar="SERVER",
+        show_default=False,
+        help="The name of the --into server once more: live tables may be replaced. A terminal is asked instead.",
+    ),
+]
+Compare = Annotated[
+    bool, typer.Option("--compare", help="Only show how the restored rows differ from the live ones; change nothing.")
+]
+
+
+class TriggersOf(StrEnum):
+    """Whose triggers a restored table gets."""
+
+    BACKUP = "backup"
+    LIVE = "live"
+    NONE = "none"
+
+
+Which = Annotated[
+    TriggersOf | None,
+    typer.Option(
+        "--triggers",
+        show_default=False,
+        help="Those the table had at the target (backup, the default), those of the live table, or none.",
+    ),
+]
+
+
+class From(StrEnum):
+    """What tables are restored from."""
+
+    LOGICAL = "logical"
+    PHYSICAL = "physical"
+
+
+OutOf = Annotated[
+    From | None,
+    typer.Option("--from", show_default=False,
+                 help="Take the tables out of a logical or of a physical backup; by default whatever is quicker."),
+]
+
+
+def refuse_mixture(
+    tables: Sequence[str] | None, datadir: Path | None, into: str | None, sql: Path | None, *,
+    whole: Mapping[str, bool], of_tables: Mapping[str, bool],
+) -> None:
+    """Raises BadParameter for options that do not belong together. ``whole`` and ``of_tables``: the options of only one
+    sort of restore, and whether they were given."""
+    given = [name for name, is_given in of_tables.items() if is_given]
+    if not tables:
+        alone = [*(name for name, value in (("--into", into), ("--sql", sql)) if value is not None), *given]
+        if alone:
+            raise typer.BadParameter(f"{', '.join(alone)}: say which tables with --tables")
+        if datadir is None:
+            raise typer.BadParameter("where to? Give --datadir DIR, or --tables with --into SERVER or --sql DIR")
+        return
+    others = [*(["--datadir"] if datadir is not None else []), *(name for name, is_given in whole.items() if is_given)]
+    if others:
+        named = ", ".join(others)
+        raise typer.BadParameter(
+            f"{named}: not with --tables, which go into a running server (--into) or into SQL files (--sql)")
+    if (into is None) == (sql is None):
+        raise typer.BadParameter("--tables needs either --into SERVER or --sql DIR")
+    live = [name for name in given if name != "--from"]
+    if sql is not None and live:
+        raise typer.BadParameter(f"{', '.join(live)}: not with --sql, which touches no server")
+
+
+def restore_tables(
+    run: Session, server: str, target: str, tables: Sequence[str], *, into: str | None, rename: str | None,
+    sql: Path | None, confirm: str | None, compare: bool, triggers: TriggersOf | None, exclude: Sequence[str],
+    source: From | None,
+) -> None:
+    """Restore them, ask before anything is replaced, show what came of it."""
+    from backupd.cli.progress import reporting
+
+    def ask(found: Sequence[TableDifference]) -> bool:
+        for difference in found:
+            typer.echo(difference_text(_document(difference)), err=True)
+        return bool(typer.prompt(f"These tables of {into} are to be replaced (and renamed aside). Type {into} to go on",
+                            default="", show_default=False, err=True) == into)
+
+    with reporting() as report:
+        outcome = run.service.restore_tables(
+            server, target, tables, into=into, rename=rename, sql=sql.absolute() if sql else None, confirm=confirm,
+            compare=compare, ask=ask if sys.stdin.isatty() else None,
+            triggers=(triggers or TriggersOf.BACKUP).value, exclude=exclude,
+            source=source.value if source else None, report=report)
+    document = outcome.as_json()
+    run.screen.done = f"the tables were restored into {into or sql}" if outcome.done else "the tables were compared"
+    run.screen.document(document)
+    show_tables(run.screen, document)
+    if not outcome.is_good:
+        raise typer.Exit(1)
+
+
+def show_tables(screen: Screen, outcome: dict[str, Any]) -> None:
+    """A finished restore of tables: its JSON document."""
+    from backupd.cli.render import position_text, show_phases
+
+    place = outcome["position"]
+    screen.facts((
+        ("restore", outcome["id"]),
+        ("backup", f"{outcome['backup']} ({outcome['way']})"),
+        ("state of", position_text(place["file"], place["pos"], place["gtid"])),
+        ("into", outcome["into"] or outcome["folder"] or ""),
+        ("replaced", "" if outcome["done"] else "nothing: this was a comparison"),
+    ))
+    screen.line()
+    screen.table(
+        ("TABLE", "BECAME", "ROWS", "THE ONE BEFORE IT"),
+        ((one["source"], one["target"] if outcome["done"] and not one["trouble"] else "",
+          "" if one["rows"] is None else str(one["rows"]), one["aside"] or "") for one in outcome["tables"]),
+        right=("ROWS",))
+    for one in outcome["tables"]:
+        if one["trouble"]:
+            screen.line(f"failed: {one['source']}: {one['trouble']}", style="bold red")
+        if one["difference"]:
+            screen.line(difference_text(one["difference"]))
+    for orphan in outcome["orphans"]:
+        screen.line(f"failed: {orphan}", style="bold red")
+    _show_objects(screen, outcome["objects"])
+    screen.line()
+    show_phases(screen, outcome["phases"])
+    for saved in outcome["saved"]:
+        screen.line(f"note: {saved['aside']} has no longer what only {saved['table']} can have; this puts it back "
+                    "when it gets that name again:", style="yellow")
+        screen.text(saved["script"])
+    for warning in outcome["warnings"]:
+        screen.line(f"note: {warning}", style="yellow")
+
+
+def _show_objects(screen: Screen, objects: dict[str, Any]) -> None:
+    """Views, routines and events."""
+    def listed(found: Sequence[dict[str, Any]]) -> str:
+        return ", ".join(f"{one['kind']} {one['name']}" for one in found)
+
+    kept = objects["left_alone"]
+    for title, found in (
+            ("made, because missing", objects["added"]),
+            ("left alone, and as in the backup", [one for one in kept if one["differs"] is False]),
+            ("left alone, though unlike in the backup", [one for one in kept if one["differs"]]),
+            ("left alone, and could not be compared", [one for one in kept if one["differs"] is None])):
+        if found:
+            screen.line(f"{title}: {listed(found)}")
+    for one in objects["failed"]:
+        screen.line(f"failed: {one['kind']} {one['name']}: {one['why']}", style="bold red")
+
+
+def difference_text(found: dict[str, Any]) -> str:
+    """How a restored table differs from the live one, in a few lines."""
+    if not found["comparable"]:
+        return f"{found['live']}: cannot be compared with the restored one: {found['why_not']}"
+    if not (found["missing"] or found["added"] or found["changed"]):
+        head = f"{found['live']}: equal to the restored one, {found['live_rows']} rows"
+    else:
+        head = (f"{found['live']}: {found['live_rows']} rows, the restored one {found['restored_rows']}: "
+                f"{found['missing']} are missing, {found['changed']} changed, {found['added']} added since")
+    lines = [head]
+    for name in ("missing", "changed", "added"):
+        sample = found["samples"][name]
+        if sample:
+            keys = ", ".join("/".join(key) for key in sample[:_SHOWN])
+            more = ", ..." if found[name] > len(sample[:_SHOWN]) else ""
+            lines.append(f"  {name}, by {'/'.join(found['key'])}: {keys}{more}")
+    lines += [f"  {line}" for line in found["columns_differ"]]
+    return "\n".join(lines)
+
+
+_SHOWN = 10
+
+
+def _document(difference: TableDifference) -> dict[str, Any]:
+    from restore.tableoutcome import difference_json
+
+    return difference_json(difference)
+
+
+def show_table_plan(screen: Screen, plan: TablePlan) -> None:
+    """A plan for tables, for people."""
+    screen.facts((
+        ("target", plan.base.target),
+        ("way", plan.reason),
+        ("tables", ", ".join(goal.source.shown for goal in plan.goals[:20])
+         + (f" and {len(plan.goals) - 20} more" if len(plan.goals) > 20 else "")),
+        ("needed, too", ", ".join(name.shown for name in plan.chosen.needed
+                                  if name not in {goal.source for goal in plan.goals})),
+        ("read from", ", ".join(plan.base.destinations)),
+        ("to fetch", f"{format_size(plan.chosen.stored)} stored, {format_size(plan.chosen.source)} of data"),
+        ("of", f"{format_size(plan.base.bytes_stored)} that the whole backup takes"),
+        ("estimate", format_duration(plan.seconds)),
+    ))
+    screen.line()
+    screen.table(
+        ("STEP", "WHAT", "BYTES", "TIME", "ESTIMATED FROM"),
+        ((step.name, step.title, format_size(step.bytes), format_duration(step.seconds), step.estimate)
+         for step in plan.steps), right=("BYTES", "TIME"))
+    for other in plan.others:
+        screen.line(other)
+    for warning in plan.warnings:
+        screen.warn(warning)
+
+
+def leftovers(
+    context: typer.Context,
+    server: Server,
+    *,
+    drop: Annotated[
+        str | None,
+        typer.Option("--drop", metavar="ID|all", show_default=False,
+                     help="Remove what this restore left, or all that nobody is at. A hand-over that had begun is "
+                     "finished first."),
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """List what unfinished restores of tables left on a server, in staging schemas. The same restore goes on with it."""
+    with session(context, config, as_json) as run:
+        found = run.service.leftovers(server, drop)
+        run.screen.document([one.as_json() for one in found])
+        run.screen.table(
+            ("RESTORE", "BEGUN", "TABLES", "BYTES", "STATE"),
+            ((one.staging.restore_id, f"{one.staging.begun:%Y-%m-%d %H:%M}" if one.staging.begun else "",
+              str(one.staging.tables), format_size(one.staging.bytes),
+              "dropped" if one.dropped else "being worked at" if one.staging.active else "waits") for one in found),
+            right=("TABLES", "BYTES"))
+        if not found:
+            run.screen.line("nothing")

@@ -1,0 +1,57 @@
+"""Which tool writes the rows of which table: the fastest that brings them back exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from backupd.engine.ddltext import Columns
+from backupd.engine.dialect import Dialect
+from backupd.engine.dumpclient import client_dump_tool
+from backupd.engine.dumping import DumpTable, DumpTool
+from backupd.engine.exactdump import ExactDump
+from backupd.engine.mydumper import mydumper_tool
+from backupd.engine.toolset import NO_PATHS
+from backupd.model.errors import ToolError
+from backupd.model.server import ServerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """``tool``: None when nothing can bring the table back exactly. ``reason``: why not a faster one, or why none."""
+
+    table: DumpTable
+    tool: DumpTool | None
+    reason: str = ""
+
+
+def dump_tools(
+    server: ServerInfo | Dialect, *, paths: Mapping[str, str] = NO_PATHS
+) -> tuple[tuple[DumpTool, ...], tuple[str, ...]]:
+    """The tools for tables of ``server``, fastest first, and why faster ones are not among them: mydumper, the
+    server's own client where that is missing, and always our own reader. ``paths``: as of toolset."""
+    missing: list[str] = []
+    tools: list[DumpTool] = []
+    for find in (mydumper_tool, client_dump_tool):
+        try:
+            tools.append(find(server.flavour, paths=paths))
+        except ToolError as error:
+            missing.append(": ".join(filter(None, (error.message, error.detail))))
+        else:
+            break
+    return (*tools, ExactDump()), tuple(missing)
+
+
+def route(tables: Iterable[tuple[DumpTable, Columns]], tools: Sequence[DumpTool]) -> tuple[Route, ...]:
+    """A tool for each table, in their order; of the ``tools`` the first that does not refuse it."""
+    return tuple(_route(table, columns, tools) for table, columns in tables)
+
+
+def _route(table: DumpTable, columns: Columns, tools: Sequence[DumpTool]) -> Route:
+    reasons: list[str] = []
+    for tool in tools:
+        reason = tool.refuses(table, columns)
+        if not reason:
+            return Route(table, tool, "; ".join(reasons))
+        reasons.append(reason)
+    return Route(table, None, "; ".join(dict.fromkeys(reasons)))

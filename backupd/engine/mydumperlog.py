@@ -1,0 +1,163 @@
+"""What mydumper says: its log, line by line, and its file ``metadata``, of all versions that are called.
+
+The exit code says little: it was 0 over broken tables in some versions, the number of errors in others, and 1 here
+means "some table failed". What counts is said per table:
+
+* 0.10.1, ``-v 3``: one line when a thread begins a table; the same thread's next line comes after it closed that
+  table's last file. So of a tool that was killed, too, it is known which tables are complete;
+* 0.16 and later: several threads may read one table, so nothing is known of single tables before the end;
+* errors name the table as ``schema.table``, without quotes;
+* the end is announced ("Finished dump at"), and ``metadata.partial`` is renamed to ``metadata``.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from backupd.model.server import Position
+from backupd.model.table import TableName
+
+_LINE = re.compile(
+    r"(?:\*\* )?(?:\([^()]*\): )?(?P<level>Message|WARNING|CRITICAL|ERROR)(?: \*\*)?: "
+    r"(?:\d\d:\d\d:\d\d\.\d+: )?(?P<text>.*)")
+_THREAD = re.compile(r"Thread (?P<thread>\d+)\b")
+_BEGUN = re.compile(
+    r"Thread (?P<thread>\d+):? (?:dumping data (?:for|from) )?`(?P<schema>[^`]+)`\.`(?P<table>[^`]+)`(?P<rest>.*)")
+_READY = "Transactions started, unlocking tables"
+_FINISHED = "Finished dump at"
+_NO_WRITE = "Couldn't write data to a file"
+_OF_TABLE = (
+    re.compile(r"Error dumping table \((?P<name>.+?)\) data"),
+    re.compile(r"Could not read data from (?P<name>.+?):"),
+    re.compile(r"Could not write out (?:data|closing newline) for (?P<name>[^,]+)"),
+    re.compile(r"Error: DB: (?P<schema>.+?) TABLE: (?P<table>.+?) Could not create output file"),
+    re.compile(r"Broken table (?:detected|found).*?: (?P<name>.+)"),
+)
+_OF_SCHEMA = (
+    re.compile(r"Error: DB: (?P<schema>.+?) - Could not execute query"),
+    re.compile(r"Could not list tables for (?P<schema>.+?):"),
+)
+
+
+class DumpLog:
+    """Hears each line, from one thread; asked from any. ``wanted``: the tables of the run, what concerns others is of
+    no interest. ``whole``: a table is read by one thread in one go (0.10.1)."""
+
+    def __init__(self, wanted: Collection[TableName], *, whole: bool) -> None:
+        self._wanted = {f"{name.schema}.{name.table}": name for name in wanted}
+        self._schemas: dict[str, list[TableName]] = {}
+        for name in wanted:
+            self._schemas.setdefault(name.schema, []).append(name)
+        self._whole = whole
+        self._under_way: dict[str, TableName] = {}
+        self._no_write = ""
+        self.ready = threading.Event()
+        """Every thread has its snapshot."""
+        self.finished = False
+        self.begun: set[TableName] = set()
+        self.ended: set[TableName] = set()
+        """Read to the end and written, by the tool's own word."""
+        self.failed: dict[TableName, str] = {}
+        """In the tool's words."""
+        self.errors = 0
+        self.trouble: list[str] = []
+        """Errors that name no table: nothing of this run can be trusted."""
+
+    def heard(self, line: str) -> None:
+        match = _LINE.match(line)
+        if match is None:
+            return
+        text = match["text"].strip()
+        self._progress(text)
+        if match["level"] == "Message":
+            if text == _READY:
+                self.ready.set()
+            elif text.startswith(_FINISHED):
+                self.finished = True
+        else:
+            self._error(text, warning=match["level"] == "WARNING")
+
+    def _progress(self, text: str) -> None:
+        thread = _THREAD.match(text)
+        if thread is None:
+            return
+        before = self._under_way.pop(thread["thread"], None)
+        if before is not None:
+            self.ended.add(before)
+        begun = _BEGUN.match(text)
+        name = self._wanted.get(f"{begun['schema']}.{begun['table']}") if begun else None
+        if begun is None or name is None:
+            return
+        self.begun.add(name)
+        if self._whole and not begun["rest"]:
+            self._under_way[thread["thread"]] = name
+
+    def _error(self, text: str, *, warning: bool) -> None:
+        self.errors += not warning
+        if text.startswith(_NO_WRITE):
+            self._no_write = text  # the next line names the table
+            return
+        for pattern in _OF_TABLE:
+            if match := pattern.search(text):
+                groups = match.groupdict()
+                name = self._wanted.get(groups.get("name") or f"{groups['schema']}.{groups['table']}")
+                if name is not None:
+                    why = f"{self._no_write}: {text}" if self._no_write and "write out" in text else text
+                    self.failed.setdefault(name, why)
+                return
+        for pattern in _OF_SCHEMA:
+            if match := pattern.search(text):
+                for name in self._schemas.get(match["schema"], ()):
+                    self.failed.setdefault(name, text)
+                return
+        if not warning:
+            self.trouble.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """``finished``: the dump came to its end. ``position``: the source's, where it is told (MySQL 8.4 and later: not by
+    0.10.1). ``rows``: of each table, told from 0.16 on."""
+
+    finished: bool
+    position: Position | None = None
+    rows: Mapping[TableName, int] = field(default_factory=dict)
+
+
+_OLD = re.compile(r"SHOW MASTER STATUS:\s*\n\s*Log: (?P<file>.*)\n\s*Pos: (?P<pos>\d+)\n\s*GTID: ?(?P<gtid>[^\n]*)")
+_SECTION = re.compile(r"\[(?:`(?P<schema>[^`]+)`\.`(?P<table>[^`]+)`|(?P<name>[^\]]+))\]")
+_SOURCE_SECTIONS = ("source", "master")
+_FILE_KEYS = ("source_log_file", "file")
+_POSITION_KEYS = ("source_log_pos", "position")
+
+
+def read_metadata(text: str) -> Metadata:
+    """Both formats: the free text of 0.10.1 and the key file of 0.16 and later, in which what concerns the source may
+    be commented out, because it is written for a replica to be made."""
+    finished = any(line.lstrip("# ").startswith(_FINISHED) for line in text.splitlines())
+    if "[config]" not in text:
+        match = _OLD.search(text)
+        found = Position(match["file"].strip(), int(match["pos"]), match["gtid"].strip()) if match else None
+        return Metadata(finished, found)
+    rows: dict[TableName, int] = {}
+    source: dict[str, str] = {}
+    section: TableName | str = ""
+    for line in text.splitlines():
+        if match := _SECTION.fullmatch(line.strip()):
+            section = TableName(match["schema"], match["table"]) if match["schema"] else match["name"]
+            continue
+        key, equal, value = (part.strip() for part in line.strip().lstrip("# ").partition("="))
+        if not equal:
+            continue
+        if isinstance(section, TableName):
+            if key == "rows" and value.isdecimal():
+                rows[section] = int(value)
+        elif section in _SOURCE_SECTIONS:
+            source.setdefault(key.lower(), value.strip('"'))
+    file = next((source[key] for key in _FILE_KEYS if source.get(key)), "")
+    number = next((source[key] for key in _POSITION_KEYS if source.get(key, "").isdecimal()), "0")
+    gtid = source.get("executed_gtid_set", "")
+    return Metadata(finished, Position(file, int(number), gtid) if file or gtid else None, rows)

@@ -1,0 +1,323 @@
+"""Which tables have to be replayed along with those that are wanted.
+
+A replay that is narrowed down to some tables skips the rest. That is exact only when nothing that is skipped had to do
+with them: a table that was renamed to one of them, one that a statement copied rows from, parents of foreign keys
+(InnoDB's cascades are in no log), one whose triggers wrote to them while statements were logged. They are found here,
+from the index of the logs, before anything is fetched. What a statement needs and is not found stops the replay: the
+copy holds these tables only, so the server misses it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from backupd.engine import statementnames
+from backupd.engine.binlogchanges import STATEMENT_SIZE
+from backupd.engine.binlogstatement import effect
+from backupd.engine.sqltokens import Token, tokens_of
+from backupd.engine.tablefilter import mistakable
+from backupd.model.binlog import Change, ChangeKind, Transaction
+from backupd.model.table import TableName
+
+_DATA = frozenset({ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE})
+_DEFINING = frozenset({ChangeKind.CREATE, ChangeKind.ALTER, ChangeKind.DROP, ChangeKind.RENAME})
+_VERBS = frozenset({"CREATE", "ALTER", "DROP", "RENAME", "INSERT", "REPLACE", "UPDATE", "DELETE", "WITH", "LOAD"})
+_READS = re.compile(r"\b(?:SELECT|JOIN|TABLE)\b", re.IGNORECASE)
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Relatives:
+    """``tables``: all that are replayed, the wanted ones first; under every name that they bore in between, so not each
+    is in the backup. ``reasons``: why those that nobody asked for. ``gone``: those that do not exist under this name at
+    the end: what the table was renamed to at last, None when it was dropped. ``made``: those that did not exist at the
+    beginning. ``inseparable``: why these tables cannot be replayed without all others; empty as a rule."""
+
+    tables: tuple[TableName, ...]
+    reasons: Mapping[TableName, str]
+    gone: Mapping[TableName, TableName | None]
+    made: tuple[TableName, ...]
+    inseparable: tuple[str, ...] = ()
+
+
+def relatives(
+    tables: Collection[TableName],
+    transactions: Iterable[Transaction],
+    parents: Callable[[TableName], Collection[TableName]],
+    *,
+    triggers: Mapping[TableName, str] | None = None,
+    views: Mapping[TableName, str] | None = None,
+    known: Collection[TableName] = (),
+    lower_case: bool = False,
+) -> Relatives:
+    """What ``tables``, named as they are at the end of ``transactions`` (from the backup on, in log order), need.
+
+    ``parents``: tables that the foreign keys of one refer to, when the backup was taken. ``triggers``: tables with
+    triggers then, and their text ("" where it is not known); None: nobody knows which have any. ``views`` likewise.
+    ``known``: all tables that there were then. ``lower_case``: does the server compare names without regard to case?
+    Transactions without a statement say nothing here and may be left out.
+    """
+    fold = _lower if lower_case else _same
+    reading = _Reading(fold, {fold(name) for name in known})
+    for transaction in transactions:
+        if transaction.statement:
+            reading.take(transaction)
+    firing = None if triggers is None else {fold(name): text for name, text in triggers.items()}
+    closure = _Closure(reading, lambda name: [fold(parent) for parent in parents(name)], firing,
+                       {fold(name): text for name, text in (views or {}).items()})
+    wanted = tuple(dict.fromkeys(fold(name) for name in tables))
+    reasons = closure.of(wanted)
+    whole = (*wanted, *sorted(reasons))
+    fates = _Fates(frozenset(whole))
+    for step in reading.steps:
+        fates.take(*step)
+    return Relatives(whole, reasons, fates.gone(), fates.made(), (*reading.wild, *closure.inseparable))
+
+
+def _same(name: TableName) -> TableName:
+    return name
+
+
+def _lower(name: TableName) -> TableName:
+    return TableName(name.schema.lower(), name.table.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """``together``: when one of these is needed all are, with ``reads``."""
+
+    together: frozenset[TableName]
+    reads: frozenset[TableName]
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What statements told, in log order. ``written``: tables whose rows statements changed."""
+
+    fold: Callable[[TableName], TableName]
+    seen: set[TableName]
+    """All tables that are known to have been there."""
+    links: dict[_Link, str] = field(default_factory=dict)
+    """And an example: the statement."""
+    written: set[TableName] = field(default_factory=set)
+    triggers: dict[TableName, list[str]] = field(default_factory=dict)
+    views: dict[TableName, str] = field(default_factory=dict)
+    steps: list[tuple[ChangeKind, TableName, TableName | None]] = field(default_factory=list)
+    """CREATE and DROP with a table, RENAME with both names; ALTER for a CREATE of what may be there. A table "" means
+    all of its schema."""
+    wild: list[str] = field(default_factory=list)
+
+    def take(self, transaction: Transaction) -> None:
+        changes = transaction.changes
+        named = {self.fold(TableName(change.schema, change.name)): change for change in changes if change.name}
+        by_statement = [name for name, change in named.items() if change.kind in _DATA and not change.rows]
+        self.seen.update(named)
+        self.written.update(by_statement)
+        if len(by_statement) == len(changes) == 1 and not _READS.search(transaction.statement):
+            return
+        schemas = tuple(dict.fromkeys(change.schema for change in changes if change.schema))
+        said = list(statementnames.statements(transaction.statement))
+        self._wild(transaction, said, schemas)
+        for tokens in said:
+            changed = frozenset(named) if len(said) == 1 else self._changed_by(tokens, named, schemas)
+            verb = tokens[0].word
+            one = verb in _VERBS and any(named[name].kind in _DEFINING or name in by_statement for name in changed)
+            if verb == "DROP" and "EXISTS" in (token.word for token in tokens[:6]):
+                one = False  # those that are not there are no trouble
+            reads = frozenset(self._resolved(statementnames.read_by(tokens), named, schemas))
+            if verb == "ALTER" and any(token.word == "EXCHANGE" for token in tokens):
+                changed |= reads
+            if changed and ((one and len(changed) > 1) or reads - changed):
+                self.links.setdefault(_Link(changed, reads), _shortened(transaction.statement))
+            self._definitions(tokens, changes, named, schemas)
+
+    def _changed_by(self, tokens: list[Token], named: Mapping[TableName, Change],
+                    schemas: tuple[str, ...]) -> frozenset[TableName]:
+        """By one of several statements."""
+        told = effect(_text(tokens), "").changes
+        return frozenset(name for name in self._resolved([(one.schema, one.name) for one in told if one.name],
+                                                         named, schemas) if name in named)
+
+    def _definitions(self, tokens: list[Token], changes: tuple[Change, ...], named: Mapping[TableName, Change],
+                     schemas: tuple[str, ...]) -> None:
+        text = _text(tokens)
+        text = text if len(text) < STATEMENT_SIZE else ""  # the index has its beginning only
+        table = statementnames.created_trigger(tokens)
+        if table is not None:
+            for name in self._resolved((table,), named, schemas):
+                self.triggers.setdefault(name, []).append(text)
+        pairs = statementnames.renamed(tokens)
+        for old, new in pairs:
+            before, after = (self._resolved((one,), named, schemas) for one in (old, new))
+            if before and after:
+                self.steps.append((ChangeKind.RENAME, before[0], after[0]))
+        if tokens[0].word not in {"CREATE", "DROP"}:
+            return
+        perhaps = tokens[0].word == "CREATE" and bool({"IF", "OR"} & {token.word for token in tokens[1:6]})
+        for change in changes:
+            if change.kind in (ChangeKind.CREATE, ChangeKind.DROP):
+                name = self.fold(TableName(change.schema, change.name))
+                self.steps.append((ChangeKind.ALTER if perhaps else change.kind, name, None))
+                if statementnames.is_view(tokens):
+                    self.views[name] = text
+
+    def _resolved(self, names: Iterable[statementnames.Name], named: Iterable[TableName],
+                  schemas: tuple[str, ...]) -> list[TableName]:
+        """With their schemas: those of the tables that are known to be meant, else all that come into question."""
+        found: list[TableName] = []
+        for schema, table in names:
+            same = [name for name in named if not schema and name.table == self.fold(TableName("", table)).table]
+            found += same or [self.fold(TableName(one, table)) for one in ((schema,) if schema else schemas)]
+        return found
+
+    def _wild(self, transaction: Transaction, said: Iterable[list[Token]], schemas: tuple[str, ...]) -> None:
+        """Changes of data whose tables nobody knows: of a function, say, or written by an account of another kind."""
+        if not any(change.kind is ChangeKind.OTHER and not change.name for change in transaction.changes):
+            return
+        for tokens in said:
+            if effect(_text(tokens), schemas[0] if schemas else "").wild:
+                if len(self.wild) < _NAMED:
+                    self.wild.append(f"{transaction.gtid or f'byte {transaction.start}'} changes data of tables that "
+                                     f"its statement does not name: {_shortened(transaction.statement)}")
+                return
+
+
+def _text(tokens: Iterable[Token]) -> str:
+    return " ".join("`" + token.text.replace("`", "``") + "`" if token.quoted and token.name else token.text
+                    for token in tokens)
+
+
+def _shortened(statement: str) -> str:
+    line = " ".join(statement.split())
+    return line if len(line) <= 100 else f"{line[:100]} ..."
+
+
+class _Closure:
+    def __init__(self, reading: _Reading, parents: Callable[[TableName], Collection[TableName]],
+                 triggers: Mapping[TableName, str] | None, views: Mapping[TableName, str]) -> None:
+        self._reading, self._parents, self._views = reading, parents, {**views, **reading.views}
+        self._triggers = triggers
+        self.inseparable: list[str] = []
+        self._by_pattern: dict[str, list[TableName]] = {}
+        for name in sorted(reading.seen):
+            self._by_pattern.setdefault(mistakable(name), []).append(name)
+
+    def of(self, wanted: tuple[TableName, ...]) -> dict[TableName, str]:
+        """Everything that ``wanted`` needs besides, and why."""
+        found: dict[TableName, str] = dict.fromkeys(wanted, "")
+        todo = list(wanted)
+        by_table: dict[TableName, list[tuple[_Link, str]]] = {}
+        for link, why in self._reading.links.items():
+            for name in link.together:
+                by_table.setdefault(name, []).append((link, why))
+        while todo:
+            while todo:
+                name = todo.pop()
+                for other, why in self._needs(name, by_table):
+                    if other not in found:
+                        found[other] = why
+                        todo.append(other)
+            for other, why in (*self._firing(found), *self._alike(found)):
+                if other not in found:
+                    found[other] = why
+                    todo.append(other)
+        self.inseparable += [
+            f"statements changed rows through the view {view.shown}, and a narrowed replay skips them"
+            for view, text in self._views.items()
+            if view in self._reading.written and view not in wanted and (not text or _touches(text, found))]
+        return {name: why for name, why in found.items() if name not in wanted}
+
+    def _needs(self, name: TableName,
+               by_table: Mapping[TableName, list[tuple[_Link, str]]]) -> Iterator[tuple[TableName, str]]:
+        for parent in self._parents(name):
+            yield parent, f"{name.shown} has a foreign key to it, and cascades are in no log"
+        for link, why in by_table.get(name, ()):
+            for other in sorted(link.together | link.reads):
+                yield other, f"a statement names it along with {name.shown}: {why}"
+        for view_of in _names_in(self._views.get(name, ""), name.schema):
+            yield view_of, f"the view {name.shown} reads it"
+        if name in self._reading.written:
+            for text in self._fires(name):
+                for other in _names_in(text, name.schema):
+                    yield other, f"a trigger of {name.shown} names it"
+
+    def _firing(self, found: Mapping[TableName, str]) -> Iterator[tuple[TableName, str]]:
+        """Tables whose triggers may have written to those found, while only the statement was logged."""
+        for table in sorted(self._reading.written - found.keys()):
+            if self._triggers is None:
+                yield table, "statements changed its rows, and it may have triggers"
+            for text in self._fires(table):
+                if not text or _touches(text, found):
+                    yield table, "statements changed its rows, and its triggers may write to the others"
+
+    def _alike(self, found: Mapping[TableName, str]) -> Iterator[tuple[TableName, str]]:
+        for name in found:
+            for other in self._by_pattern.get(mistakable(name), ()):
+                yield other, f"the server's filter does not tell it from {name.shown}"
+
+    def _fires(self, table: TableName) -> list[str]:
+        there = [self._triggers[table]] if self._triggers is not None and table in self._triggers else []
+        return [*there, *self._reading.triggers.get(table, ())]
+
+
+def _touches(text: str, tables: Iterable[TableName]) -> bool:
+    """May a body write to one of ``tables``? What it calls may write to any."""
+    words = {token.text.lower() for token in tokens_of(text) if token.name}
+    return "call" in words or any(table.table.lower() in words for table in tables)
+
+
+def _names_in(text: str, schema: str) -> Iterator[TableName]:
+    """Tables that the body of a trigger or a view names, behind the words that tables stand behind."""
+    tokens = list(tokens_of(text))
+    for at, token in enumerate(tokens[:-1]):
+        behind = token.word in {"INTO", "UPDATE", "FROM", "JOIN"}
+        if behind and tokens[at + 1].name and tokens[at + 1].word not in {"SELECT", "ON", "OR", "NEW", "OLD"}:
+            name = tokens[at + 1].text, ""
+            dotted = at + 3 < len(tokens) and tokens[at + 2].word == "." and tokens[at + 3].name
+            yield TableName(name[0], tokens[at + 3].text) if dotted else TableName(schema, name[0])
+
+
+class _Fates:
+    """What became of each name."""
+
+    def __init__(self, names: frozenset[TableName]) -> None:
+        self._names = names
+        self._there: dict[TableName, bool] = {}
+        """Of each name that something happened to: is there a table of that name now?"""
+        self._first: dict[TableName, bool] = {}
+        """Was there one when that happened first?"""
+        self._went: dict[TableName, TableName | None] = {}
+
+    def take(self, kind: ChangeKind, name: TableName, new: TableName | None) -> None:
+        if not name.table:
+            if kind is ChangeKind.DROP:
+                for one in self._names:
+                    if one.schema == name.schema:
+                        self._leave(one, None)
+        elif kind in (ChangeKind.CREATE, ChangeKind.ALTER):
+            self._come(name, perhaps=kind is ChangeKind.ALTER)
+        else:
+            self._leave(name, new)
+            if new is not None:
+                self._come(new)
+
+    def _come(self, name: TableName, *, perhaps: bool = False) -> None:
+        self._first.setdefault(name, perhaps)
+        self._there[name] = True
+        self._went.pop(name, None)
+
+    def _leave(self, name: TableName, to: TableName | None) -> None:
+        self._first.setdefault(name, True)
+        self._there[name] = False
+        for old, now in self._went.items():
+            if now == name:
+                self._went[old] = to
+        self._went[name] = to
+
+    def gone(self) -> dict[TableName, TableName | None]:
+        return {name: self._went.get(name) for name in sorted(self._names) if self._there.get(name) is False}
+
+    def made(self) -> tuple[TableName, ...]:
+        return tuple(name for name in sorted(self._names) if self._first.get(name) is False)

@@ -1,0 +1,46 @@
+"""Every decision about one restore of tables, taken before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backupd.model.binlog import ReplaySpec, Transaction
+from restore.handover import Triggers
+from restore.tablenames import TableGoal
+from restore.tableplan import Source
+
+
+@dataclass(frozen=True, slots=True)
+class TablesSpec:
+    """``way``: what the tables come out of, by the backups of ``chain`` and ``replay``. ``statements``: of what is
+    replayed, the transactions that the index has the text of: they tell which other tables are needed.
+    ``goals``: the tables by their names at the target, and the names that they get. ``into``: the server's name, "" for
+    SQL files in ``sql``. ``whole``: schemas of which all tables were asked for, under their schema's name: what else
+    they have comes back, too. ``replace``: may live tables lose their names to them? ``compare``: end before anything
+    is handed over. ``folder``: where copies and rows are kept meanwhile; ``max_bytes``: the most that they may take
+    there, None for what is free; ``memory``: most bytes for prepare and for private servers. ``owner``: OS user of
+    those. ``workers`` 0: as many as this machine can use. ``templates``, ``programs``: see ``rollforward.Means``."""
+
+    restore_id: str
+    server: str
+    target: str
+    way: Source
+    chain: tuple[str, ...]
+    replay: ReplaySpec | None
+    statements: tuple[Transaction, ...]
+    goals: tuple[TableGoal, ...]
+    into: str
+    folder: Path
+    memory: int
+    owner: str
+    sql: Path | None = None
+    whole: tuple[str, ...] = ()
+    replace: bool = False
+    compare: bool = False
+    triggers: Triggers = Triggers.BACKUP
+    max_bytes: int | None = None
+    workers: int = 0
+    templates: Path | None = None
+    programs: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,164 @@
+"""The moment in which nobody commits: all snapshots are of the same moment, and it never lasts longer than it may."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from pymysql.connections import Connection as RawConnection
+
+from backupd.backup.opening import BlockedCommits, NotOpenedError, clear_way
+from backupd.engine.client import Connection
+from backupd.engine.snapshot import Snapshot
+from backupd.model.dump import Outcome
+from backupd.model.errors import BusyError
+from backupd.model.progress import Progress
+from tests.backup.dumped import Shelf, table
+from tests.support.keys import Keys
+from tests.support.mariadb import PrivateServer
+from tests.support.mysql import MySQLServer, why_not
+from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server, query
+
+
+@pytest.fixture(scope="module", params=["mariadb", "mysql"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    if request.param == "mysql" and why_not():
+        pytest.skip(why_not())
+    with PrivateServer() if request.param == "mariadb" else MySQLServer() as private:
+        private.create_backup_users()
+        private.execute("CREATE DATABASE shop", "CREATE TABLE shop.beats (id INT AUTO_INCREMENT PRIMARY KEY, v INT)",
+                        "INSERT INTO shop.beats (v) VALUES (1)")
+        yield private
+
+
+def connection_of(server: Server) -> Connection:
+    return Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
+
+
+class Beating:
+    """Somebody who commits one row after the other."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.longest = 0.0
+        self.rows = 0
+
+    def _run(self) -> None:
+        with self._server.connect() as connection:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                query(connection, "INSERT INTO shop.beats (v) VALUES (1)")
+                self.longest = max(self.longest, time.monotonic() - began)
+                self.rows += 1
+
+    def __enter__(self) -> Beating:
+        self._thread.start()
+        while not self.rows:
+            time.sleep(0.001)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@contextmanager
+def reading(server: Server) -> Iterator[None]:
+    """A SELECT that takes its time."""
+    def read(connection: RawConnection[Any]) -> None:
+        with suppress(pymysql.err.OperationalError):
+            query(connection, "SELECT SLEEP(5) FROM shop.beats LIMIT 1")
+
+    with server.connect() as connection:
+        number = query(connection, "SELECT CONNECTION_ID()")[0][0]
+        thread = threading.Thread(target=read, args=[connection])
+        thread.start()
+        while not server.query("SELECT 1 FROM information_schema.processlist WHERE info LIKE 'SELECT SLEEP%%'", ()):
+            time.sleep(0.01)
+        yield
+        server.execute(f"KILL QUERY {number}")
+        thread.join()
+
+
+def test_snapshots_of_different_sessions_hold_the_same_rows(server: Server) -> None:
+    connection = connection_of(server)
+    with Beating(server) as beating, Snapshot(connection) as one, Snapshot(connection) as other:
+        with BlockedCommits(connection, max_seconds=2.0) as moment:
+            one.open(moment.position)
+            time.sleep(0.05)
+            other.open(moment.position)
+        at = beating.rows
+        while beating.rows == at:
+            time.sleep(0.001)
+        counts = [snapshot.session.scalar("SELECT COUNT(*) FROM shop.beats") for snapshot in (one, other)]
+    assert counts[0] == counts[1]
+    assert moment.position.file
+    assert moment.position.gtid
+    assert 0.05 <= moment.seconds < 2.0
+    assert counts[0] < server.scalar("SELECT COUNT(*) FROM shop.beats")
+
+
+def test_the_moment_ends_by_force_and_that_is_told(server: Server) -> None:
+    with Beating(server) as beating, pytest.raises(NotOpenedError) as caught:
+        with BlockedCommits(connection_of(server), max_seconds=0.4):
+            at = beating.rows
+            while beating.rows < at + 5:
+                time.sleep(0.01)
+    assert beating.longest < 1.0
+    assert "SHOW PROCESSLIST" in caught.value.hint
+
+
+def test_a_long_statement_is_waited_for_where_the_lock_would_wait_for_it(server: Server) -> None:
+    connection = connection_of(server)
+    told: list[Progress] = []
+
+    def clear() -> None:
+        clear_way(connection, longer_than=60, patience=0.0, cancel=None, report=told.append)
+
+    with reading(server), Beating(server) as beating:
+        if server.sequences:
+            clear()
+            with BlockedCommits(connection, max_seconds=1.0) as moment:
+                """MariaDB's stages do not wait for it."""
+            assert moment.seconds < 1.0
+        else:
+            eventually(lambda: _refused(clear))
+            with pytest.raises(BusyError, match="statements would keep") as caught:
+                clear()
+            assert "FROM shop.beats" in caught.value.detail
+    assert beating.longest < 1.0
+    clear()
+
+
+def test_tables_of_either_flavour_are_dumped_while_somebody_writes(server: Server, short_tmp: Path, keys: Keys) -> None:
+    with Beating(server) as beating:
+        outcome = Shelf(short_tmp, server, keys).dump("shop.*")
+    beats = table(outcome, "shop.beats")
+    assert beats.outcome is Outcome.DUMPED, beats.reason
+    assert beats.rows is not None
+    assert 0 < beats.rows < server.scalar("SELECT COUNT(*) FROM shop.beats")
+    assert outcome.facts.position.gtid
+    assert beating.longest < 1.0
+
+
+def _refused(what: Callable[[], None]) -> bool:
+    try:
+        what()
+    except BusyError:
+        return True
+    return False
+
+
+def eventually(what: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

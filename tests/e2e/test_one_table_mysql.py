@@ -1,0 +1,99 @@
+"""One table on MySQL with GTIDs, out of a clone and out of a dump: as it was right before a DELETE without WHERE, while
+eight clients went on writing. The source's own checksums at that place say what is right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+import pytest
+
+from tests.e2e.archived import Archive
+from tests.e2e.house import SERVER, House
+from tests.e2e.test_point_in_time_mysql import GTIDS, sums, write
+from tests.support import sample
+from tests.support.keys import Keys
+from tests.support.places import short_directory
+from tests.support.server import SERVICE_USER, Server
+from tests.support.stacks import MYSQL_CLONE
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),
+    pytest.mark.skipif(bool(MYSQL_CLONE.why_not()), reason=MYSQL_CLONE.why_not() or "it can run"),
+]
+LINES, ORDERS = "`shop`.`order_lines`", "`shop`.`orders`"
+
+
+@dataclass
+class Story:
+    """``before``: checksums of every table right before the DELETE, ``executed``: the GTIDs of that place; ``wrong``:
+    the GTID of the DELETE; ``ids``: backups by kind, both older."""
+
+    house: House
+    server: Server
+    ids: dict[str, str]
+    before: dict[str, int]
+    executed: str
+    wrong: str
+
+    def restore(self, *args: str) -> dict[str, Any]:
+        outcome: dict[str, Any] = self.house.ok("restore", SERVER, "--to", f"before-gtid:{self.wrong}", "--into",
+                                                SERVER, *args)
+        return outcome
+
+    def checksum(self, table: str) -> int:
+        return int(self.server.query(f"CHECKSUM TABLE {table}")[0][1])
+
+
+@pytest.fixture(scope="module")
+def story(keys: Keys) -> Iterator[Story]:
+    with short_directory() as base, MYSQL_CLONE.make(options=GTIDS) as server:
+        server.create_backup_users()
+        server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost")
+        sample.create(server)
+        house = House(base, server, keys, programs=MYSQL_CLONE.programs())
+        ids = {"logical": house.ok("backup", SERVER, "--kind", "logical")["id"], "physical": house.backup()["id"]}
+        write(server, 150, seed=1)
+        server.execute("FLUSH BINARY LOGS")
+        write(server, 50, seed=2)
+        before, executed = sums(server), str(server.scalar("SELECT @@gtid_executed")).replace("\n", "")
+        server.execute("DELETE FROM shop.order_lines")
+        source, _, done = executed.rpartition(":")
+        write(server, 100, seed=3)
+        Archive(house, server).take()
+        yield Story(house, server, ids, before, executed, f"{source}:{int(done.rpartition('-')[2]) + 1}")
+
+
+@pytest.mark.parametrize("source", ["logical", "physical"])
+def test_a_table_comes_back_as_it_was_right_before_a_delete_and_the_others_keep_their_newest_rows(
+        story: Story, source: str) -> None:
+    live = sums(story.server)
+    outcome = story.restore("--tables", "shop.order_lines", "--as", f"lines_{source}", "--from", source)
+    assert (outcome["way"], outcome["backup"]) == (source, story.ids[source])
+    assert outcome["position"]["gtid"].replace("\n", "") == story.executed
+    assert story.checksum(f"shop.lines_{source}") == story.before[LINES]
+    assert outcome["tables"][0]["difference"]["missing"] > 0
+    story.server.execute(f"DROP TABLE shop.lines_{source}")
+    assert sums(story.server) == live
+    assert story.server.query("SHOW DATABASES LIKE 'backupd\\_%'") == []
+
+
+def test_it_takes_its_place_with_its_parent_and_foreign_keys_hold_afterwards(story: Story) -> None:
+    live = sums(story.server)
+    outcome = story.restore("--tables", "shop.orders", "--tables", "shop.order_lines", "--confirm", SERVER)
+    asides = {f"`{schema}`.`{table}`": one["aside"] for one in outcome["tables"]
+              for schema, table in [one["source"].split(".")]}
+    after = sums(story.server)
+    for name in (ORDERS, LINES):
+        assert after.pop(name) == story.before[name], name
+        aside = "`" + asides[name].replace(".", "`.`") + "`"
+        assert after.pop(aside) == live.pop(name), "the live one was kept"
+    assert after == live
+    with pytest.raises(pymysql.err.IntegrityError):
+        story.server.execute("INSERT INTO shop.order_lines VALUES (999999999, 1, 1, 1)")
+    parent = story.server.scalar("SELECT order_id FROM shop.order_lines LIMIT 1")
+    story.server.execute(f"DELETE FROM shop.orders WHERE id = {parent}")
+    assert story.server.scalar(f"SELECT COUNT(*) FROM shop.order_lines WHERE order_id = {parent}") == 0

@@ -1,0 +1,84 @@
+"""What runs for long, on real servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pymysql
+import pytest
+
+from backupd.engine.client import Session
+from backupd.engine.longqueries import changing, running
+from backupd.model.table import TableName
+from tests.engine.flavours import BOTH, as_service, server_of
+from tests.support.server import Server, query
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with server_of(request.param) as found:
+        found.execute("CREATE DATABASE shop", "CREATE TABLE shop.orders (id INT PRIMARY KEY, v INT)",
+                      "INSERT INTO shop.orders VALUES (1, 1), (2, 2)")
+        yield found
+
+
+@contextmanager
+def busy(server: Server, statement: str, seen: Callable[[], bool]) -> Iterator[None]:
+    """``statement`` runs meanwhile, from when ``seen`` says so; it is killed in the end."""
+    with closing(server.connect()) as connection:
+        def run() -> None:
+            try:
+                query(connection, statement)
+            except pymysql.err.Error:
+                return  # killed
+
+        ((number,),) = query(connection, "SELECT CONNECTION_ID()")
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            while not seen():
+                assert thread.is_alive()
+                thread.join(0.02)
+            yield
+        finally:
+            server.execute(f"KILL {number}")
+            thread.join()
+
+
+@pytest.fixture
+def session(server: Server) -> Iterator[Session]:
+    with as_service(server).connect() as opened:
+        yield opened
+
+
+def test_a_long_statement_is_told_with_who_runs_it_and_short_ones_are_not(server: Server, session: Session) -> None:
+    statement = "SELECT SLEEP(60), 'x', v FROM shop.orders WHERE v = 1"
+    with busy(server, statement, lambda: any(one.seconds >= 1 for one in running(session, 0))):
+        (one,) = running(session, 1)
+        assert (one.user, one.host) == ("root", "localhost")
+        assert one.statement.startswith("SELECT SLEEP(60), 'x', v FROM shop.orders")
+        assert str(one).startswith(f"root@localhost (connection {one.id}) since {one.seconds} s: SELECT SLEEP(60)")
+        assert running(session, 3600) == ()
+    assert running(session, 0) == ()
+
+
+def test_who_only_sleeps_or_waits_for_a_named_lock_holds_up_nobody(server: Server, session: Session) -> None:
+    def sleeps() -> bool:
+        return any("SLEEP" in str(row[7]) and row[4] == "Query" for row in server.query("SHOW FULL PROCESSLIST")
+                   if "PROCESSLIST" not in str(row[7]))
+
+    with busy(server, "SELECT SLEEP(60)", sleeps):
+        assert running(session, 0) == ()
+
+
+def test_a_statement_that_rebuilds_a_table_is_told_with_the_table(server: Server, session: Session) -> None:
+    with closing(server.connect()) as reader:
+        query(reader, "BEGIN")
+        query(reader, "SELECT * FROM shop.orders")
+        with busy(server, "ALTER TABLE shop.orders ADD COLUMN w INT, ALGORITHM=COPY", lambda: bool(changing(session))):
+            (one,) = changing(session)
+            assert one.tables == (TableName("shop", "orders"),)
+            assert one.by.statement.startswith("ALTER TABLE shop.orders")
+            query(reader, "ROLLBACK")

@@ -1,0 +1,101 @@
+"""What the names of files tell, and which missing ones a prepare may speak of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backupd.engine.filenames import decode_file_name
+from backupd.engine.preparation import without_left_out
+from backupd.engine.tablefiles import (
+    fulltext_id,
+    highest_space_id,
+    left_behind,
+    owner_of,
+    space_id,
+    space_id_of_meta,
+    stem_of,
+    table_of,
+)
+from backupd.model.table import TableName
+from tests.support.mariadb import PrivateServer
+
+NAMES = (
+    "plain_1", "naïve.tablé $1", "größe 数据", "таблица", "Ωmega", "a-b/c\\d'\"`%", "ΐ", "ῴ", "Ⓐｚ", "#sql-like", " x")
+
+
+def test_names_are_read_as_the_server_writes_them(shared_server: PrivateServer) -> None:
+    for name in NAMES:
+        written = shared_server.query("SELECT CAST(CONVERT(%s USING filename) AS BINARY)", (name,))[0][0].decode()
+        assert decode_file_name(written) == name
+    letters = "".join(map(chr, [*range(0xC0, 0x590), *range(0x1E00, 0x2000), *range(0x2160, 0x2180)]))
+    written = shared_server.query("SELECT CAST(CONVERT(%s USING filename) AS BINARY)", (letters,))[0][0].decode()
+    assert decode_file_name(written) == letters
+
+
+@pytest.mark.parametrize("text", ["a b", "@", "@xyz@", "@zz", "x@00"])
+def test_what_is_no_such_name_is_shown_as_the_servers_show_it(text: str) -> None:
+    assert decode_file_name(text) == f"#mysql50#{text}"
+
+
+def test_a_name_that_is_a_device_elsewhere_loses_its_mark() -> None:
+    assert decode_file_name("con@@@") == "con"
+
+
+@pytest.mark.parametrize(("path", "stem"), [
+    ("shop/orders.ibd", "shop/orders"), ("shop/orders.ibd.delta", "shop/orders"), ("shop/orders.new", "shop/orders"),
+    ("shop/orders#P#p0#SP#s1.ibd", "shop/orders"), ("shop/orders#p#p0.ibd.meta", "shop/orders"),
+    ("shop/orders.TRG", "shop/orders"), ("shop/na@0vve@002e.frm", "shop/na@0vve@002e"),
+    ("shop/#sql-alter-1-2.ibd", "shop/#sql-alter-1-2"), ("shop/db.opt", ""), ("shop/some_trigger.TRN", ""),
+    ("shop/FTS_000000000000001b_CONFIG.ibd", ""), ("mysql/user.frm", ""), ("sys/sys_config.ibd", ""), ("ibdata1", ""),
+    ("undo001", ""), ("#innodb_redo/#ib_redo0", ""), ("ts1.ibd", "")])
+def test_every_file_of_a_table_has_the_same_stem(path: str, stem: str) -> None:
+    assert stem_of(path) == stem
+
+
+def test_the_owner_of_a_file_is_a_table_and_no_leftover_of_one() -> None:
+    assert owner_of("gr@1i@1je/t#P#p0.ibd") == TableName("größe", "t")
+    assert owner_of("shop/#sql-1.ibd") is None
+    assert table_of("shop/orders") == TableName("shop", "orders")
+    assert fulltext_id("other/fts_000000000000042e_being_deleted.ibd") == 0x42e
+    assert fulltext_id("other/orders.ibd") is None
+
+
+def test_numbers_of_tablespaces_are_read_from_both_their_places(shared_server: PrivateServer) -> None:
+    shared_server.settle()
+    view = shared_server.query("SELECT SPACE FROM information_schema.INNODB_SYS_TABLES WHERE NAME = 'shop/orders'")
+    head = (shared_server.datadir / "shop/orders.ibd").read_bytes()[:64]
+    assert space_id(head) == view[0][0]
+    assert space_id_of_meta("page_size = 16384\nzip_size = 0 \nspace_id = 12\n") == 12
+    assert space_id_of_meta("nothing") is None
+    newest = max(row[0] for row in shared_server.query("SELECT SPACE FROM information_schema.INNODB_SYS_TABLES"))
+    highest = highest_space_id(shared_server.datadir / "ibdata1", 16384)
+    assert highest is not None
+    assert highest >= newest
+
+
+def test_a_page_that_is_another_one_tells_no_number(short_tmp: Path) -> None:
+    (short_tmp / "ibdata1").write_bytes(bytes(16384 * 9))
+    assert highest_space_id(short_tmp / "ibdata1", 16384) is None
+    assert highest_space_id(short_tmp / "absent", 16384) is None
+
+
+def test_a_link_that_a_rename_left_behind_belongs_to_the_only_table_it_can() -> None:
+    paths = ["a/t.isl", "a/t.ibd", "b/t.frm", "b/u.frm", "b/u.ibd"]
+    assert left_behind(paths) == {"a/t": "b/t"}
+    assert left_behind([*paths, "c/t.frm"]) == {}
+    assert left_behind([*paths, "a/t.frm"]) == {}
+
+
+def test_only_files_that_were_left_out_may_be_missed_by_a_prepare() -> None:
+    lines = [
+        "InnoDB: Tablespace 6 was not found at ./shop/x.ibd when restoring a (partial?) backup. All redo log",
+        "InnoDB: Tablespace 7 was not found at /srv/else/shop/x#P#p0.ibd when restoring a (partial?) backup",
+        "InnoDB: Could not find a valid tablespace file for `shop`.`x`. See",
+        "InnoDB: Could not find a valid tablespace file for shop/x. Please",
+        "InnoDB: Tablespace 8 was not found at ./shop/wanted.ibd when restoring a (partial?) backup",
+        "InnoDB: [ERROR] something else about ./shop/x.ibd",
+    ]
+    kept = without_left_out("\n".join(lines), lambda path: stem_of(path) == "shop/x")
+    assert kept.splitlines() == lines[4:]
