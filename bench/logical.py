@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,19 @@ class Bench(House):
         return self._each(self.sealed, f"{self.unseal(f'{self.sealed}/{{}}')} > {self.opened}/{{}}", processes)
 
     def _each(self, folder: Path, script: str, processes: int) -> Run:
-        return timed(["bash", "-o", "pipefail", "-c", f"ls {folder} | xargs -P {processes} -I{{}} "
-                                                      f"bash -o pipefail -c '{script}'"])
+        each = f"ls {folder} | xargs -P {processes} -I{{}} bash -o pipefail -c '{script}'"
+        return timed(["bash", "-o", "pipefail", "-c", each])
 
     def myloader(self) -> Run:
         run = timed(["myloader", f"--defaults-file={self.target.client_file()}", f"--database={BACK}",
                      f"--directory={self.dump}", f"--threads={LOADERS}", "--verbose=1"])
         self._dropped()
+        return run
+
+    def take(self) -> Run:
+        run = self.backupd("backup", SOURCE, "--kind", "logical", "--tables", f"{SCHEMA}.*")
+        for warning in json.loads(run.stdout)["warnings"]:  # another tool than mydumper would be one
+            print(warning, file=sys.stderr)
         return run
 
     def load(self, *, check: bool) -> tuple[Run, Run]:
@@ -116,7 +123,7 @@ def measure(bench: Bench, rounds: int) -> tuple[list[dict[str, Any]], str]:
         stored_by_pipe = weight(bench.sealed)
         wide.runs.append(dumped.and_then(bench.seal_dump(LEVEL, cores)))
         bench.fresh_repository()
-        ours = bench.backupd("backup", SOURCE, "--kind", "logical", "--tables", f"{SCHEMA}.*")
+        ours = bench.take()
         first.runs.append(ours)
         size_share = json.loads(ours.stdout)["bytes_stored"] / stored_by_pipe
         loaded = bench.myloader()
@@ -126,7 +133,7 @@ def measure(bench: Bench, rounds: int) -> tuple[list[dict[str, Any]], str]:
         shutil.rmtree(bench.opened)
         for series, run in zip((whole, load), bench.load(check=not number), strict=True):
             series.runs.append(run)
-        again = bench.backupd("backup", SOURCE, "--kind", "logical", "--tables", f"{SCHEMA}.*")
+        again = bench.take()
         second.runs.append(again)
         record = json.loads(again.stdout)
         new_share = max(new_share, record["bytes_new"] / record["bytes_stored"])
@@ -147,8 +154,9 @@ def measure(bench: Bench, rounds: int) -> tuple[list[dict[str, Any]], str]:
          "ratio": round(whole.peak / MEMORY, 2), "goal": 1.0},
     ]
     cpu = (f"{format_size(size)} of dump in {TABLES} tables. Processor seconds without those of the servers: backup "
-           f"{first.cpu:.1f} (mydumper {bare.cpu:.1f}, with `zstd | gpg` {slow.cpu:.1f}, at level {LEVEL} {wide.cpu:.1f}"
-           f"); restore {whole.cpu:.1f} (myloader {loader.cpu:.1f}, with `gpg -d | zstd -d` {opened.cpu:.1f}).")
+           f"{first.cpu:.1f} (mydumper {bare.cpu:.1f}, with `zstd | gpg` {slow.cpu:.1f}, at level {LEVEL} "
+           f"{wide.cpu:.1f}); restore {whole.cpu:.1f} (myloader {loader.cpu:.1f}, with `gpg -d | zstd -d` "
+           f"{opened.cpu:.1f}).")
     return rows, cpu
 
 

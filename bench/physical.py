@@ -127,8 +127,11 @@ def main() -> None:
             rows = measure(Bench(base, server, keys), options.rounds)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    others = (looking, solving, timeline, scheduling, streaming, replaying, logical, onetable)
-    text = "\n\n".join([table(rows), *(other.main() for other in others)])
+    others = (looking, solving, timeline, scheduling, streaming, replaying)
+    small = options.size < logical.SIZE
+    text = "\n\n".join([
+        table(rows), *(other.main() for other in others), logical.main(min(options.size, logical.SIZE), options.rounds),
+        onetable.main(options.size if small else onetable.SIZE, options.rounds)])
     print(text)
     print(json.dumps({"size": options.size, "rounds": options.rounds, "machine": machine(), "rows": rows}))
     if options.write:

@@ -116,7 +116,8 @@ class Logical(Section):
     long_queries: Duration = Field(
         "60s", validate_default=True, examples=["60s"],
         description="A statement that runs for longer than this would keep the locks from being had, and everybody "
-                    "else would wait behind them.")
+                    "else would wait behind them. On servers without BACKUP STAGE (all but MariaDB 10.4 and later) a "
+                    "second is the most.")
     on_long_queries: Literal["wait", "fail"] = Field(
         "wait", examples=["fail"],
         description="`wait`: the dump waits for such statements to end, up to `limits.max_pause`. `fail`: it fails at "

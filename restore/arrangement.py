@@ -33,12 +33,14 @@ class Trigger:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Of ``table``. ``keys``: with the parents that they are to have now. ``managed``: lower-case names of keys that
-    are dropped unless they are among ``keys``; None: all. ``triggers``: None leaves them as they are."""
+    are dropped unless they are among ``keys``; None: all. ``triggers``: None leaves them as they are. ``exact``: others
+    are dropped."""
 
     table: TableName
     keys: tuple[ForeignKey, ...] = ()
     managed: frozenset[str] | None = None
     triggers: tuple[Trigger, ...] | None = None
+    exact: bool = True
 
 
 def parse_triggers(script: str) -> tuple[Trigger, ...]:
@@ -66,7 +68,7 @@ def arrange(session: Session, wanted: Iterable[Wanted], same: Callable[[TableNam
     for one in targets:
         names = {trigger.name for trigger in one.triggers or ()}
         for name in present.get(one.table, ()):
-            if name not in names:
+            if one.exact and name not in names:
                 step(f"drop trigger {name} of {one.table.shown}")
                 session.execute(f"DROP TRIGGER IF EXISTS {quote_name(one.table.schema, name)}")
     for one in targets:
@@ -98,9 +100,10 @@ def is_arranged(session: Session, wanted: Iterable[Wanted], same: Callable[[Tabl
             return False
         if any(_is_managed(one, key) and not _listed(key, one.keys, same) for key in actual):
             return False
-        if one.triggers is not None and \
-                {trigger.name for trigger in one.triggers} != set(_trigger_names(session, one.table)):
-            return False
+        if one.triggers is not None:
+            names, present = {trigger.name for trigger in one.triggers}, set(_trigger_names(session, one.table))
+            if not names <= present or (one.exact and names != present):
+                return False
     return True
 
 

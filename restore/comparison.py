@@ -19,7 +19,8 @@ SELECT INDEX_NAME, COLUMN_NAME, SUB_PART IS NOT NULL FROM information_schema.STA
 WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND NON_UNIQUE = 0
 ORDER BY INDEX_NAME <> 'PRIMARY', INDEX_NAME, SEQ_IN_INDEX
 """
-_NUMBERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "double", "float", "bit", "year"})
+_NUMBERS = frozenset({"tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "bit", "year"})
+_FLOATS = frozenset({"double", "float"})
 _TEXTS = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json"})
 _BYTES = frozenset({"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"})
 _SHAPES = frozenset({"geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
@@ -48,6 +49,8 @@ class Field:
     def in_bytes(self, alias: str) -> str:
         """As text in UTF-8. No CAST: beyond max_allowed_packet that makes NULL (MariaDB), and NULL equals NULL."""
         column = f"{alias}.{quote_name(self.name)}"
+        if self.kind == "float":  # which is not printed in full
+            column += " * 1e0"
         return f"CONVERT({f'CONVERT({column} USING utf8mb4)' if self.is_text else column} USING binary)"
 
     @property
@@ -58,7 +61,7 @@ class Field:
         """A short expression of the same, which is never NULL."""
         value = self.value(alias, other)
         if self.kind in ("float", "bit"):  # a FLOAT is not printed in full
-            value += " + 0e0" if self.kind == "float" else " + 0"
+            value += " * 1e0" if self.kind == "float" else " + 0"
         return f"IFNULL(SHA2(CONVERT({value} USING binary), 256), '-')"
 
 
@@ -98,18 +101,19 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Common:
     """Of two tables. ``pairs``: the columns that both store, each as (of the restored, of the live one); ``differ``: in
-    words, how the definitions differ; ``key``: the columns of a key that both have, empty without one, and the names of
-    its index in both."""
+    words, how the columns do; ``remarks``: on how values are compared; ``key``: the columns of a key that both have,
+    empty without one, and the names of its index in both."""
 
     pairs: tuple[tuple[Field, Field], ...]
     differ: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     key: tuple[tuple[Field, Field], ...] = ()
     staged_index: str = ""
     live_index: str = ""
 
     @classmethod
     def of(cls, staged: Shape, live: Shape) -> Common:
-        pairs, differ = [], []
+        pairs, differ, remarks = [], [], []
         for one in staged.fields:
             other = live.find(one.name)
             if other is None:
@@ -119,8 +123,11 @@ class Common:
                 differ.append(f"{one.name} was {_told(one)}, now {_told(other)}")
             if not one.generated and not other.generated:
                 pairs.append((one, other))
+                if _class(one) != _class(other):
+                    remarks.append(f"{one.name} is compared as text, in which 1 is not 1.00: {one.type} and "
+                                   f"{other.type} do not hold the same values")
         differ += [f"{one.name} is only in the live table" for one in live.fields if staged.find(one.name) is None]
-        return cls(tuple(pairs), tuple(differ), *_common_key(staged, live, pairs))
+        return cls(tuple(pairs), tuple(differ), tuple(remarks), *_common_key(staged, live, pairs))
 
 
 def same_value(staged: Field, live: Field) -> str:
@@ -130,6 +137,9 @@ def same_value(staged: Field, live: Field) -> str:
     same = f"{staged.value('s', live)} <=> {live.value('l', staged)}"
     if staged.kind == live.kind == "json":  # as text 1 is not 1.0; beyond max_allowed_packet the text is empty (MySQL)
         same += f" AND s.{quote_name(staged.name)} <=> l.{quote_name(live.name)}"
+    if _class(staged) == "float":  # there are two zeros
+        same += (f" AND (COALESCE(s.{quote_name(staged.name)}, 1) <> 0 "
+                 f"OR {staged.in_bytes('s')} <=> {live.in_bytes('l')})")
     return same
 
 
@@ -156,12 +166,15 @@ def _common_key(staged: Shape, live: Shape,
         names = [name.lower() for name in key]
         live_index = live_keys.get(frozenset(names))
         if live_index is not None and by_name.keys() >= set(names):
-            return tuple(by_name[name] for name in names), index, live_index
+            found = tuple(by_name[name] for name in names)
+            if all(_class(one) == _class(other) for one, other in found):
+                return found, index, live_index
     return (), "", ""
 
 
 def _class(of: Field) -> str:
-    for word, kinds in (("number", _NUMBERS), ("text", _TEXTS), ("bytes", _BYTES), ("shape", _SHAPES)):
+    for word, kinds in (("number", _NUMBERS), ("float", _FLOATS), ("text", _TEXTS), ("bytes", _BYTES),
+                        ("shape", _SHAPES)):
         if of.kind in kinds:
             return word
     return of.kind

@@ -2,7 +2,8 @@
 
 Both are read in one snapshot, without locks, and nothing but counts and a few keys leaves the server. Rows belong
 together by a key that both have, and are equal when every column that both store is, to the byte. Where there is no
-such key, whole rows are counted: one that occurs three times here and once there is missing twice.
+such key, whole rows are counted: one that occurs three times here and once there is missing twice. Definitions are
+compared, too: the same rows in another table are not the same.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any
 
 from backupd.engine.client import Connection, Session
+from backupd.engine.ddl import Definitions, TableDefinition, read_tables
 from backupd.engine.probe import flavour_of
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.server import Flavour
 from backupd.model.table import TableName, quote_name
 from restore.comparison import Common, Shape, same_key, same_value
+from restore.definitions import definition_differs
+from restore.shelf import Shelf
 
 _LOOK_SECONDS = 0.2
 _BOTH = """
@@ -40,10 +44,14 @@ FROM (SELECT SUM(origin) AS here, SUM(1 - origin) AS there
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A restored table, and the live one whose place it is to take."""
+    """A restored table, and the live one whose place it is to take. ``definition``: as the backup has it, with the
+    foreign keys and triggers that the staged table has not yet; None: these are not compared. ``triggers``: are they?
+    """
 
     staged: TableName
     live: TableName
+    definition: TableDefinition | None = None
+    triggers: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class TableDifference:
     """Rows that are in the restored table only (``missing`` from the live one), in the live one only (``added`` since),
     in both with other values (``changed``; without a key these are missing and added). ``comparable`` False:
     ``why_not`` says why, and the numbers mean nothing. ``columns_differ``: in words; only what both store is compared.
-    """
+    ``definition_differs``: likewise, all else of the definitions. ``remarks``: on how the rows were compared."""
 
     live: TableName
     staged_rows: int = 0
@@ -73,10 +81,14 @@ class TableDifference:
     comparable: bool = True
     why_not: str = ""
     columns_differ: tuple[str, ...] = ()
+    definition_differs: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
-        return self.comparable and not (self.missing or self.added or self.changed)
+        """Are rows and definitions?"""
+        return (self.comparable and not (self.missing or self.added or self.changed)
+                and not (self.columns_differ or self.definition_differs))
 
 
 def difference(connection: Connection, pairs: Sequence[Pair], *, sample: int = 20,
@@ -87,24 +99,52 @@ def difference(connection: Connection, pairs: Sequence[Pair], *, sample: int = 2
     """
     with connection.connect() as session:
         _prepare(session)
+        shelf = Shelf.look(session, {name.schema for pair in pairs for name in (pair.staged, pair.live)})
+        defined = read_tables(session, {shelf.fold(name) for pair in pairs for name in (pair.staged, pair.live)})
         try:
             with _cancelling(session, cancel):
                 session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-                return tuple(_tell(session, pair, sample, cancel) for pair in pairs)
+                return tuple(replace(_tell(session, pair, shelf, sample, cancel),
+                                     definition_differs=tuple(_definitions(pair, shelf, defined))) for pair in pairs)
         except ServerError as error:
             if cancel is not None and cancel.is_set():
                 raise CancelledError("the comparison was cancelled") from error
             raise
 
 
-def _tell(session: Session, pair: Pair, sample: int, cancel: Event | None) -> TableDifference:
+def _definitions(pair: Pair, shelf: Shelf, defined: Definitions) -> Iterator[str]:
+    if _is_view(shelf, pair.live):
+        return
+    staged, live = (defined.tables.get(shelf.fold(name)) for name in (pair.staged, pair.live))
+    if staged is not None and live is not None:
+        try:
+            yield from definition_differs(staged, live, pair.definition, triggers=pair.triggers)
+        except ValueError as error:
+            yield f"the definitions could not be compared: {error}"
+        return
+    for name in (pair.staged, pair.live):
+        why = defined.failed.get(shelf.fold(name))
+        if why is not None and shelf.has(name):
+            yield f"the definition of {name.shown} cannot be read: {why}"
+
+
+def _is_view(shelf: Shelf, name: TableName) -> bool:
+    return "VIEW" in shelf.kind(name).upper()
+
+
+def _tell(session: Session, pair: Pair, shelf: Shelf, sample: int, cancel: Event | None) -> TableDifference:
+    if _is_view(shelf, pair.live):
+        return TableDifference(pair.live, comparable=False, why_not="a view has this name on the server, not a table")
     try:
-        return _compare(session, pair, sample)
+        found = _compare(session, pair, sample)
     except ServerError as error:
         if cancel is not None and cancel.is_set():
             raise
         session.ping()
         return TableDifference(pair.live, comparable=False, why_not=error.detail)
+    if any("VERSIONED" in shelf.kind(name).upper() for name in (pair.staged, pair.live)):
+        return replace(found, remarks=(*found.remarks, "only present rows are compared, not their history"))
+    return found
 
 
 def _compare(session: Session, pair: Pair, sample: int) -> TableDifference:
@@ -115,7 +155,7 @@ def _compare(session: Session, pair: Pair, sample: int) -> TableDifference:
     common = Common.of(staged, live)
     if not common.pairs:
         return TableDifference(pair.live, comparable=False, why_not="the two tables have no column in common",
-                               columns_differ=common.differ)
+                               columns_differ=common.differ, remarks=common.remarks)
     return _by_key(session, pair, common, sample) if common.key else _by_rows(session, pair, common)
 
 
@@ -147,7 +187,7 @@ def _by_key(session: Session, pair: Pair, common: Common, sample: int) -> TableD
 
     return TableDifference(
         pair.live, staged_rows=int(rows), live_rows=int(live_rows), missing=int(missing), added=int(added),
-        changed=int(changed), columns_differ=common.differ,
+        changed=int(changed), columns_differ=common.differ, remarks=common.remarks,
         keys=Keys(columns=tuple(field.name for field, _ in common.key),
                   missing=keys(int(missing), staged_key, no_live, driving="s"),
                   added=keys(int(added), live_key, no_staged, driving="l"),
@@ -160,7 +200,7 @@ def _by_rows(session: Session, pair: Pair, common: Common) -> TableDifference:
         staged_row=_row([one.digest("s", other) for one, other in common.pairs]),
         live_row=_row([other.digest("l", one) for one, other in common.pairs])))[0]
     return TableDifference(pair.live, staged_rows=int(rows), live_rows=int(live_rows), missing=int(missing),
-                           added=int(added), columns_differ=common.differ)
+                           added=int(added), columns_differ=common.differ, remarks=common.remarks)
 
 
 def _row(digests: Sequence[str]) -> str:

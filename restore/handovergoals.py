@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,17 +22,19 @@ class Triggers(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Goal:
     """``staged``: the loaded table, without triggers and foreign keys. ``target``: the name that it is to get.
-    ``definition``: from the backup; its triggers and foreign keys are put on."""
+    ``definition``: from the backup; its triggers and foreign keys are put on. ``live``: how the table was made that had
+    the target's name when the two were compared; empty: nobody has compared them."""
 
     staged: TableName
     target: TableName
     definition: TableDefinition
+    live: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
     """What the table that was renamed aside no longer has: foreign keys, triggers, on MySQL named checks. ``script``:
-    for a client with the schema as its default; it gives them back to the table under its old name. Empty: nothing."""
+    for a client with the schema as its default; it gives them back to the table under its old name."""
 
     table: TableName
     aside: TableName
@@ -41,11 +43,27 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """``seconds`` of one wait for locks, while which writers queue up, ``attempts``, and ``pause`` seconds between."""
+    """``seconds`` of one wait for locks, while which writers queue up, ``attempts``, and the first ``pause`` in
+    seconds; each next one is twice as long, up to ``longest``."""
 
-    seconds: int = 5
-    attempts: int = 24
-    pause: float = 5.0
+    seconds: int = 2
+    attempts: int = 11
+    pause: float = 2.0
+    longest: float = 30.0
+
+    @property
+    def pauses(self) -> Iterator[float]:
+        """Before each attempt."""
+        return (min(self.pause * 2 ** (number - 1), self.longest) if number else 0.0 for number in range(self.attempts))
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A hand-over that was interrupted. ``renamed``: the new ``tables`` are in their places, and the next call finishes
+    it; else the next call takes it back."""
+
+    tables: tuple[TableName, ...]
+    renamed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where a hand-over remembers what it is doing: a table in the staging schema, so that the next call can finish it."""
+"""Where a hand-over remembers what it is doing: a table in the staging schema, so that the next call can settle it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,12 @@ class Journal:
 
     def __init__(self, session: Session, schema: str) -> None:
         self._session = session
+        self._schema = schema
         self._table = TableName(schema, TABLE)
+
+    def through(self, session: Session) -> Journal:
+        """The same one, written by another session."""
+        return Journal(session, self._schema)
 
     def create(self) -> None:
         """If it is not there. Raises ServerError."""

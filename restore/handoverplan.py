@@ -13,13 +13,16 @@ from backupd.engine.foreignkeys import ForeignKey
 from backupd.model.table import TableName, quote_name
 from restore.arrangement import Trigger, Wanted, parse_triggers, pointed
 
+_NEXT_NUMBER = re.compile(r" AUTO_INCREMENT=\d+")
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """One table. ``waiting``: its name until it takes its place (``staged``, or beside ``target`` where triggers must
     be made before); ``aside``: the later name of the table that is ``target`` now, None when there is none.
     ``keys`` and ``triggers`` are what it gets, ``old_keys`` and ``old_triggers`` (a script) what the present one has.
-    ``readable``: can the definition of the present one be read?
+    ``readable``: can the definition of the present one be read? ``shape``: of that definition (see ``shape``), empty
+    when there is none. ``columns``: of the restored one, by which it is known again.
     Where names of checks are the schema's: ``old_checks`` of the present one, which it gives up, and ``new_checks`` of
     the restored one, which get other names (name and clause each)."""
 
@@ -32,6 +35,8 @@ class Move:
     old_keys: tuple[ForeignKey, ...] = ()
     old_triggers: str = ""
     readable: bool = True
+    shape: str = ""
+    columns: str = ""
     old_checks: tuple[tuple[str, str], ...] = ()
     new_checks: tuple[tuple[str, str], ...] = ()
 
@@ -40,18 +45,20 @@ class Move:
         """A script that gives the table which is renamed aside, back under its name, what it loses."""
         lines = [f"ALTER TABLE {quote_name(self.target.table)} ADD {text};"
                  for text in (*(key.clause for key in self.old_keys), *(text for _, text in self.old_checks))]
-        return "\n".join([*lines, self.old_triggers])
+        return "\n".join([*lines, *([self.old_triggers] if self.old_triggers else [])])
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``children``: foreign keys of other tables that reference one of the targets. Names are those of the end,
-    whatever they are meanwhile. ``folded``: upper and lower case mean the same table on this server."""
+    whatever they are meanwhile. ``folded``: upper and lower case mean the same table on this server. ``touched``: live
+    tables may have lost something already."""
 
     moves: tuple[Move, ...]
     children: tuple[ForeignKey, ...] = ()
     warnings: tuple[str, ...] = ()
     folded: bool = False
+    touched: bool = False
 
     def same(self, one: TableName, other: TableName) -> bool:
         return self.fold(one) == self.fold(other)
@@ -89,9 +96,10 @@ class Plan:
         return (*old, *new, *self._others(now))
 
     def back(self) -> tuple[Wanted, ...]:
-        """Everything as it was, before the tables changed places."""
+        """Everything as it was, before the tables changed places; what others gave the live tables since, stays."""
         new = [Wanted(move.waiting, triggers=()) for move in self.moves]
-        old = [Wanted(move.target, move.old_keys, triggers=parse_triggers(move.old_triggers))
+        old = [Wanted(move.target, move.old_keys, frozenset(key.name.lower() for key in move.old_keys),
+                      parse_triggers(move.old_triggers), exact=False)
                for move in self.moves if move.aside and move.readable]
         return (*new, *old, *self._others(lambda name: name))
 
@@ -112,10 +120,11 @@ class Plan:
                        "aside": _name(move.aside) if move.aside else None, "keys": [_key(key) for key in move.keys],
                        "triggers": [[one.name, one.statement, one.setting] for one in move.triggers],
                        "old_keys": [_key(key) for key in move.old_keys], "old_triggers": move.old_triggers,
-                       "readable": move.readable,
+                       "readable": move.readable, "shape": move.shape, "columns": move.columns,
                        "old_checks": [list(check) for check in move.old_checks],
                        "new_checks": [list(check) for check in move.new_checks]} for move in self.moves],
-            "children": [_key(key) for key in self.children], "warnings": list(self.warnings), "folded": self.folded})
+            "children": [_key(key) for key in self.children], "warnings": list(self.warnings), "folded": self.folded,
+            "touched": self.touched})
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -125,11 +134,22 @@ class Plan:
                 staged=TableName(*one["staged"]), waiting=TableName(*one["waiting"]), target=TableName(*one["target"]),
                 aside=TableName(*one["aside"]) if one["aside"] else None, keys=_keys(one["keys"]),
                 triggers=tuple(Trigger(*trigger) for trigger in one["triggers"]), old_keys=_keys(one["old_keys"]),
-                old_triggers=one["old_triggers"], readable=bool(one["readable"]),
+                old_triggers=one["old_triggers"], readable=bool(one["readable"]), shape=one["shape"],
+                columns=one["columns"],
                 old_checks=tuple((str(name), str(text)) for name, text in one["old_checks"]),
                 new_checks=tuple((str(name), str(text)) for name, text in one["new_checks"]),
             ) for one in data["moves"]),
-            children=_keys(data["children"]), warnings=tuple(data["warnings"]), folded=bool(data["folded"]))
+            children=_keys(data["children"]), warnings=tuple(data["warnings"]), folded=bool(data["folded"]),
+            touched=bool(data["touched"]))
+
+
+def shape(name: TableName, create: str) -> str:
+    """Of the definition of ``name`` as printed, what only somebody's ALTER changes: without the name, foreign keys and
+    the next number."""
+    *lines, last = (line.rstrip(",") for line in create.replace(quote_name(name.table), "", 1).split("\n"))
+    checks = sorted(line for line in lines if line.startswith("  CONSTRAINT ") and " FOREIGN KEY " not in line)
+    others = [line for line in lines if not line.startswith("  CONSTRAINT ")]
+    return "\n".join([*others, *checks, _NEXT_NUMBER.sub("", last)])
 
 
 def digest(pairs: Iterable[tuple[TableName, TableName]]) -> str:

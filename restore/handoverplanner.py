@@ -16,8 +16,8 @@ from backupd.model.table import TableName, quote_name
 from restore.arrangement import Trigger, parse_triggers
 from restore.asidename import beside
 from restore.handovergoals import Goal, Triggers
-from restore.handoverplan import Move, Plan, own_name
-from restore.shelf import Shelf
+from restore.handoverplan import Move, Plan, own_name, shape
+from restore.shelf import Shelf, column_text
 
 Checks = tuple[tuple[str, str], ...]
 
@@ -59,7 +59,8 @@ class _Planning:
             staged=goal.staged, target=goal.target, aside=self._free(goal.target, suffix) if present else None,
             waiting=goal.staged if within else self._free(goal.target, f"__new{suffix[-20:]}"),
             keys=keys, triggers=self._triggers_of(goal, live), old_keys=live.foreign_keys if live else (),
-            old_triggers=live.triggers if live else "", old_checks=dropped, new_checks=renamed)
+            old_triggers=live.triggers if live else "", old_checks=dropped, new_checks=renamed,
+            shape=shape(goal.target, live.create) if live else "", columns=column_text(self._session, goal.staged))
 
     def children(self, plan: Plan) -> tuple[ForeignKey, ...]:
         """Keys of tables that stay, as they are printed."""

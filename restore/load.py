@@ -119,13 +119,13 @@ class _Load:
     def _load(self, session: Session, journal: Journal, tables: Sequence[DumpedTable], workers: int
               ) -> Sequence[TableLoad]:
         earlier = own_schemas(session, journal, tuple(self._staging.values()))
-        settings, packet, folds = _settings(session)
-        means = Means(journal, earlier, settings, _transactional(session), packet, self._foreign_keys, self._moved,
-                      self._doing, self._warn, self._stopped)
+        settings = settings_of(session)
+        means = Means(journal, earlier, settings.statements, _transactional(session), settings.packet,
+                      self._foreign_keys, self._moved, self._doing, self._warn, self._stopped)
         loads = [TableLoad(table, replace(table.name, schema=self._staging[table.name.schema]), self._folder, means)
                  for table in tables]
         self._total, self._tables = sum(table.bytes for table in tables), len(tables)
-        if folds:
+        if settings.folds:
             _refuse_twins(loads)
         # A table may take its values from a sequence, which must be there first.
         sequences = [one for one in loads if _is_sequence(self._folder, one.source)]
@@ -271,9 +271,18 @@ def _cancelled() -> CancelledError:
                           hint="the same command continues where it stopped")
 
 
-def _settings(session: Session) -> tuple[tuple[str, ...], int, bool]:
-    """Statements that make a session fit, the largest packet it may send, and whether names that differ in case only
-    are the same here."""
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``statements`` that make a session fit to load with; ``packet``: the largest that it may send; ``folds``: are
+    names that differ in case only the same here?"""
+
+    statements: tuple[str, ...]
+    packet: int
+    folds: bool
+
+
+def settings_of(session: Session) -> Settings:
+    """Raises ServerError."""
     known = {str(name).lower(): str(value) for name, value in session.query("SHOW SESSION VARIABLES")}
     chosen = [f"SESSION {name} = {value}" for name, value in _SETTINGS.items() if name in known]
     statements = ["SET NAMES utf8mb4", f"SET {', '.join(chosen)}"]
@@ -283,7 +292,8 @@ def _settings(session: Session) -> tuple[tuple[str, ...], int, bool]:
             with contextlib.suppress(ServerError):  # the server says so where it matters
                 session.execute(statement)
                 statements.append(statement)
-    return tuple(statements), int(known["max_allowed_packet"]), known.get("lower_case_table_names", "0") != "0"
+    return Settings(tuple(statements), int(known["max_allowed_packet"]),
+                    known.get("lower_case_table_names", "0") != "0")
 
 
 def _transactional(session: Session) -> frozenset[str]:

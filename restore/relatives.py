@@ -9,12 +9,13 @@ copy holds these tables only, so the server misses it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from backupd.engine import statementnames
-from backupd.engine.binlogchanges import STATEMENT_SIZE
+from backupd.engine.binlogchanges import STATEMENT_SIZE, is_cut
 from backupd.engine.binlogstatement import effect
 from backupd.engine.sqltokens import Token, tokens_of
 from backupd.engine.tablefilter import mistakable
@@ -103,11 +104,13 @@ class _Reading:
     """And an example: the statement."""
     written: set[TableName] = field(default_factory=set)
     triggers: dict[TableName, list[str]] = field(default_factory=dict)
-    views: dict[TableName, str] = field(default_factory=dict)
+    views: dict[TableName, list[str]] = field(default_factory=dict)
     steps: list[tuple[ChangeKind, TableName, TableName | None]] = field(default_factory=list)
     """CREATE and DROP with a table, RENAME with both names; ALTER for a CREATE of what may be there. A table "" means
     all of its schema."""
     wild: list[str] = field(default_factory=list)
+    cut: dict[TableName, str] = field(default_factory=dict)
+    """Tables and views of which a definition is not known to its end, and why that is so."""
 
     def take(self, transaction: Transaction) -> None:
         changes = transaction.changes
@@ -120,6 +123,9 @@ class _Reading:
         schemas = tuple(dict.fromkeys(change.schema for change in changes if change.schema))
         said = list(statementnames.statements(transaction.statement))
         self._wild(transaction, said, schemas)
+        cut = is_cut(transaction.statement) or any(statementnames.hides_names(tokens) for tokens in said)
+        if cut:
+            self._unknown(transaction, said, named)
         for tokens in said:
             changed = frozenset(named) if len(said) == 1 else self._changed_by(tokens, named, schemas)
             verb = tokens[0].word
@@ -131,7 +137,23 @@ class _Reading:
                 changed |= reads
             if changed and ((one and len(changed) > 1) or reads - changed):
                 self.links.setdefault(_Link(changed, reads), _shortened(transaction.statement))
-            self._definitions(tokens, changes, named, schemas)
+            self._definitions(tokens, changes, named, schemas, cut=cut)
+
+    def _unknown(self, transaction: Transaction, said: list[list[Token]], named: Mapping[TableName, Change]) -> None:
+        """Of a statement that is not known to its end, whether it defines anything or not."""
+        first = said[0] if said else []
+        if statementnames.has_named_all(first) and not any(statementnames.hides_names(tokens) for tokens in said):
+            return
+        why = (f"{transaction.gtid or f'byte {transaction.start}'} is known from the index in part only, so what else "
+               f"it names is not: {_shortened(transaction.statement)}")
+        for name, change in named.items():
+            if change.kind in _DEFINING - {ChangeKind.DROP}:
+                self.cut.setdefault(name, why)
+            elif change.kind is ChangeKind.OTHER and (not first or statementnames.is_trigger(first)):
+                self.triggers.setdefault(name, []).append("")
+        longer = bool(first) and first[0].word == "RENAME" and len(transaction.statement) > STATEMENT_SIZE
+        if (longer or not transaction.changes) and len(self.wild) < _NAMED:
+            self.wild.append(why)  # not even its changes are all known
 
     def _changed_by(self, tokens: list[Token], named: Mapping[TableName, Change],
                     schemas: tuple[str, ...]) -> frozenset[TableName]:
@@ -141,9 +163,8 @@ class _Reading:
                                                          named, schemas) if name in named)
 
     def _definitions(self, tokens: list[Token], changes: tuple[Change, ...], named: Mapping[TableName, Change],
-                     schemas: tuple[str, ...]) -> None:
-        text = _text(tokens)
-        text = text if len(text) < STATEMENT_SIZE else ""  # the index has its beginning only
+                     schemas: tuple[str, ...], *, cut: bool) -> None:
+        text = "" if cut else _text(tokens)
         table = statementnames.created_trigger(tokens)
         if table is not None:
             for name in self._resolved((table,), named, schemas):
@@ -153,15 +174,17 @@ class _Reading:
             before, after = (self._resolved((one,), named, schemas) for one in (old, new))
             if before and after:
                 self.steps.append((ChangeKind.RENAME, before[0], after[0]))
-        if tokens[0].word not in {"CREATE", "DROP"}:
+        a_view = statementnames.is_view(tokens)
+        if tokens[0].word not in {"CREATE", "DROP"} and not a_view:
             return
         perhaps = tokens[0].word == "CREATE" and bool({"IF", "OR"} & {token.word for token in tokens[1:6]})
         for change in changes:
-            if change.kind in (ChangeKind.CREATE, ChangeKind.DROP):
+            if change.kind in (ChangeKind.CREATE, ChangeKind.DROP) or (a_view and change.name):
                 name = self.fold(TableName(change.schema, change.name))
-                self.steps.append((ChangeKind.ALTER if perhaps else change.kind, name, None))
-                if statementnames.is_view(tokens):
-                    self.views[name] = text
+                if a_view:
+                    self.views.setdefault(name, []).append(text)
+                else:
+                    self.steps.append((ChangeKind.ALTER if perhaps else change.kind, name, None))
 
     def _resolved(self, names: Iterable[statementnames.Name], named: Iterable[TableName],
                   schemas: tuple[str, ...]) -> list[TableName]:
@@ -197,7 +220,9 @@ def _shortened(statement: str) -> str:
 class _Closure:
     def __init__(self, reading: _Reading, parents: Callable[[TableName], Collection[TableName]],
                  triggers: Mapping[TableName, str] | None, views: Mapping[TableName, str]) -> None:
-        self._reading, self._parents, self._views = reading, parents, {**views, **reading.views}
+        self._reading, self._parents = reading, parents
+        self._views = {name: [*([views[name]] if name in views else []), *reading.views.get(name, [])]
+                       for name in dict.fromkeys((*views, *reading.views))}
         self._triggers = triggers
         self.inseparable: list[str] = []
         self._by_pattern: dict[str, list[TableName]] = {}
@@ -225,8 +250,14 @@ class _Closure:
                     todo.append(other)
         self.inseparable += [
             f"statements changed rows through the view {view.shown}, and a narrowed replay skips them"
-            for view, text in self._views.items()
-            if view in self._reading.written and view not in wanted and (not text or _touches(text, found))]
+            for view, texts in self._views.items()
+            if view in self._reading.written and view not in wanted and any(
+                not text or _touches(text, found) for text in texts)]
+        unknown = dict.fromkeys(why for name, why in self._reading.cut.items() if name in found)
+        unknown |= dict.fromkeys(
+            f"statements changed rows of {name.shown}, and what one of its triggers did is not known from the index"
+            for name in found if name in self._reading.written and "" in self._reading.triggers.get(name, ()))
+        self.inseparable += itertools.islice(unknown, _NAMED)
         return {name: why for name, why in found.items() if name not in wanted}
 
     def _needs(self, name: TableName,
@@ -236,8 +267,9 @@ class _Closure:
         for link, why in by_table.get(name, ()):
             for other in sorted(link.together | link.reads):
                 yield other, f"a statement names it along with {name.shown}: {why}"
-        for view_of in _names_in(self._views.get(name, ""), name.schema):
-            yield view_of, f"the view {name.shown} reads it"
+        for text in self._views.get(name, ()):
+            for other in _names_in(text, name.schema):
+                yield other, f"the view {name.shown} reads it"
         if name in self._reading.written:
             for text in self._fires(name):
                 for other in _names_in(text, name.schema):

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine import applier_mariadb, applier_mysql, eventstates
-from backupd.engine.applier import Applier, Standing, place
+from backupd.engine.applier import OF_SOME_TABLES, Applier, Standing, other_way, place
 from backupd.engine.applier_mariadb import MariadbApplier
 from backupd.engine.applier_mysql import MysqlApplier
 from backupd.engine.client import Session
@@ -26,6 +26,7 @@ from backupd.engine.logsource import log_source, refuse_other_end
 from backupd.engine.logwalk import Walk, walk
 from backupd.engine.replaypipe import refuse_inexact, replay_through_pipe
 from backupd.engine.sourcezone import Zone, global_zone
+from backupd.engine.xa import prepared_xa
 from backupd.model.binlog import FIRST_EVENT, ReplayMethod, Stop
 from backupd.model.errors import DamagedError, RefusedError, ServerError
 from backupd.model.gtid import covers, plus, same
@@ -91,7 +92,7 @@ def replay(
     if tables and method is ReplayMethod.PIPE:
         raise RefusedError("a replay of some tables only cannot go through the pipe",
                            detail="the client executes whatever the logs hold",
-                           hint="replay by the server's applier (--replay-with applier)")
+                           hint=OF_SOME_TABLES)
     files = _in_order(leg_files, start, stop)
     found = walk(files, start, wanted=exclude)
     _refuse_wrong(info, found, stop, transactions, exclude)
@@ -110,11 +111,11 @@ def replay(
             executed, counted = run(server, session, _Leg(
                 info, files, start, stop, tuple(exclude), tuple(tables), found, folder, memory, workers,
                 templates, programs or {}, report, cancel))
-        _refuse_unequal(info, found, before, executed, counted, stop, exclude)
+        _refuse_unequal(info, found, before, executed, counted, stop, exclude, narrowed=bool(tables))
         settled = eventstates.settle(session, had, events, in_table=in_table, ran_until=_ran_until(info, found, stop))
         return Replayed(
             gtids=executed, transactions=_applied(found, counted, exclude), seconds=time.monotonic() - began,
-            bytes=found.bytes, events=settled.told, prepared_xa=_prepared(session, info),
+            bytes=found.bytes, events=settled.told, prepared_xa=prepared_xa(session, mariadb=mariadb),
             warnings=(*warnings, *settled.warnings))
 
 
@@ -137,7 +138,7 @@ class _Leg:
 
 
 def _apply(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int]:
-    applier_mariadb.refuse_repeated(leg.found)
+    applier_mariadb.refuse_repeated(leg.found, narrowed=bool(leg.tables))
     installer = installer_of(server.config.program, leg.info, paths=leg.programs)
     with log_source(server, leg.info, leg.files, leg.found, folder=leg.folder, installer=installer,
                     memory=leg.memory, templates=leg.templates, tables=leg.tables) as source:
@@ -288,7 +289,7 @@ def _ran_until(info: ServerInfo, found: Walk, stop: Stop) -> datetime | None:
 
 
 def _refuse_unequal(info: ServerInfo, found: Walk, before: str, executed: str, counted: int, stop: Stop,
-                    exclude: Sequence[str]) -> None:
+                    exclude: Sequence[str], *, narrowed: bool) -> None:
     """Is everything executed that should be, and nothing else?"""
     mariadb = info.flavour is Flavour.MARIADB
     expected = found.transactions - len(exclude)
@@ -302,20 +303,9 @@ def _refuse_unequal(info: ServerInfo, found: Walk, before: str, executed: str, c
         problems.append(f"its server counted {counted:,} transactions, and the logs hold {expected:,}")
     if problems:
         raise ServerError("the copy did not end where it should", detail="\n".join(problems),
-                          hint="throw this copy away; the pipe (--replay-with pipe) is the other way")
+                          hint=f"throw this copy away; {other_way(narrowed=narrowed)}")
 
 
 def _applied(found: Walk, counted: int, exclude: Sequence[str]) -> int:
     """How many transactions, without those that were tried twice."""
     return min(counted, found.transactions - len(exclude)) if found.mariadb else counted
-
-
-def _prepared(session: Session, info: ServerInfo) -> tuple[str, ...]:
-    """XA transactions that wait for their commit or rollback, in the words of XA statements."""
-    if info.flavour is Flavour.MARIADB:
-        return tuple(str(row[3]) for row in session.query("XA RECOVER FORMAT='SQL'"))
-    told = []
-    for number, first, _second, data in session.query("XA RECOVER CONVERT XID"):
-        name = str(data).removeprefix("0x")
-        told.append(f"X'{name[:2 * int(first)]}',X'{name[2 * int(first):]}',{number}")
-    return tuple(told)

@@ -123,20 +123,37 @@ decoded() {
 # load FILE SCHEMA
 load() {
     test -e "$1" || return 0
-    $CLIENT --binary-mode --default-character-set=utf8mb4 --max-allowed-packet=1G --database="$2" \\
-        --init-command="SET SESSION foreign_key_checks = 0, unique_checks = 0, sql_mode = '$MODE'" \\
-        < "$1" || { echo "$1 was not loaded" >&2; exit 1; }
+    client --skip-force --database="$2" < "$1" || { echo "$1 was not loaded" >&2; exit 1; }
+}
+# client OPTION...: bodies keep their line ends and comments
+client() {
+    $CLIENT --binary-mode --comments --default-character-set=utf8mb4 --max-allowed-packet=1G \\
+        --init-command="SET SESSION foreign_key_checks = 0, unique_checks = 0, sql_mode = '$MODE'" "$@"
 }
 # into FOLDER: the schema to load into, in $name
 into() {
     decoded "$(basename "$1")"
     test -z "$INTO" || name=$INTO
 }
+define() {
+    into "$(dirname "$1")"
+    load "$1/definition.sql" "$name"
+}
+fill() {
+    into "$(dirname "$1")"
+    for rows in "$1"/data-*.sql; do
+        load "$rows" "$name"
+    done
+}
+is_sequence() {
+    grep -q "^CREATE SEQUENCE" "$1/definition.sql"
+}
 ```
 
 ## 4. Load
 
-Schemas, definitions, rows; then what refers to them. Triggers come after the rows, so that they do not fire.
+Schemas, sequences (tables may take values from them), definitions, rows; then what refers to them. Triggers come after
+the rows, so that they do not fire.
 
 ```sh
 if test -z "$INTO"; then
@@ -145,14 +162,16 @@ if test -z "$INTO"; then
     done
 fi
 for table in $ONLY; do
-    into "$(dirname "$table")"
-    load "$table/definition.sql" "$name"
+    if is_sequence "$table"; then
+        define "$table"
+        fill "$table"
+    fi
 done
 for table in $ONLY; do
-    into "$(dirname "$table")"
-    for rows in "$table"/data-*.sql; do
-        load "$rows" "$name"
-    done
+    if ! is_sequence "$table"; then define "$table"; fi
+done
+for table in $ONLY; do
+    if ! is_sequence "$table"; then fill "$table"; fi
 done
 for table in $ONLY; do
     into "$(dirname "$table")"
@@ -162,15 +181,47 @@ done
 
 ## 5. Routines, views and events
 
-Only for whole schemas. Events run as soon as they are there, where the server's scheduler is on.
+Only for whole schemas. Make the accounts first that are named as definers: a view that reads the view of a missing one
+is refused. Views may read those of other schemas, so they are loaded again and again, as long as more of them can be
+made; one that did not work on the source is a comment in its file. Events run as soon as they are there, where the
+server's scheduler is on.
 
 ```sh
 for schema in schemas/*/; do
     into "$schema"
     load "$schema/routines.sql" "$name"
-    load "$schema/views.sql" "$name"
+done
+
+# views: makes what can be made; what was refused is in $WORK/refused
+views() {
+    for schema in schemas/*/; do
+        test -e "$schema/views.sql" || continue
+        into "$schema"
+        client --force --database="$name" < "$schema/views.sql" 2>&1 || { cat "$WORK/said" >&2; exit 1; }
+    done > "$WORK/said"
+    grep "^ERROR" "$WORK/said" > "$WORK/refused" || true
+}
+views
+if grep "^ERROR 1050 " "$WORK/refused" >&2; then
+    echo "something has the name of a view" >&2
+    exit 1
+fi
+last=
+while grep -v "^ERROR 1050 " "$WORK/refused" > "$WORK/missing"; do
+    test "$(wc -l < "$WORK/missing")" != "$last" || break
+    last=$(wc -l < "$WORK/missing")
+    views
+done
+
+for schema in schemas/*/; do
+    into "$schema"
     load "$schema/events.sql" "$name"
 done
+if test -s "$WORK/missing"; then
+    cat "$WORK/missing" >&2
+    echo "these views were not loaded, everything else was" >&2
+    exit 1
+fi
 ```
 
 ## Afterwards

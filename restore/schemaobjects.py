@@ -19,6 +19,7 @@ from typing import Any
 from backupd.engine.client import Connection, Session, error_code
 from backupd.engine.ddlscript import statements
 from backupd.engine.ddltext import Token, tokens
+from backupd.engine.dictionary import drop_tables
 from backupd.engine.schemascripts import read_schema
 from backupd.model.dump import schema_folder
 from backupd.model.errors import BackupdError, DamagedError, ServerError
@@ -35,6 +36,7 @@ _LOCK_SECONDS = 30
 _ALTERED = re.compile(r"ALTER DATABASE CHARACTER SET \w+ COLLATE (\w+)")
 _ALTER = "ALTER DATABASE COLLATE %s"
 _SCHEMATA = "SELECT SCHEMA_NAME, DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA"
+_TABLES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE NOT LIKE '%VIEW'"
 _STATUS = "SELECT STATUS FROM information_schema.EVENTS WHERE EVENT_SCHEMA = %s AND EVENT_NAME = %s"
 
 
@@ -79,12 +81,15 @@ class SchemaObjects:
 
 
 def keep_scripts(connection: Connection, folder: Path, schemas: Iterable[str], whole: Collection[str], *,
-                 working: bool) -> tuple[str, ...]:
+                 absent: Collection[TableName], working: bool) -> tuple[str, ...]:
     """Write the scripts of ``schemas`` on a copy that holds some of their tables into ``folder``; for those that are
-    not ``whole`` just the one of the schema itself. ``working``: views on tables that are not here become comments.
-    Gives what could not be read, in words."""
+    not ``whole`` just the one of the schema itself. ``absent``: tables that are not in the copy; it forgets them for
+    good. ``working``: views on these become comments. Gives what could not be read, in words."""
     said: list[str] = []
     with connection.connect() as session:
+        if whole:  # of a view on a table without files MySQL shows nothing, of one on no table at all its text
+            known = {TableName(str(schema), str(table)) for schema, table in session.query(_TABLES)}
+            said += drop_tables(session, known & set(absent))
         for schema in sorted(set(schemas)):
             try:
                 scripts = read_schema(session, schema, objects=schema in whole, partial=not working)
@@ -243,8 +248,9 @@ class _Adding:
             self._session.execute(f"USE {quote_name(made.schema)}")
             with _collated(self._session, *self._collations(one)):
                 self._session.execute(one.setting)
-                self._session.execute(one.statement)
-                codes = {int(row[1]) for row in self._session.query("SHOW WARNINGS")}
+                _rows, warned = self._session.send(one.statement.encode("utf-8", "surrogateescape"))
+                # Without one of its own MariaDB shows those of an earlier statement.
+                codes = {int(row[1]) for row in self._session.query("SHOW WARNINGS")} if warned else set()
             self._session.execute("SET NAMES utf8mb4")
             status = self._session.scalar(_STATUS, made.schema, made.name) if made.kind == "event" else ""
         except ServerError as error:
@@ -333,8 +339,10 @@ def _scripted(statement: str, setting: str, collation: str, schema: str) -> _Scr
 def _definer(found: Sequence[Token]) -> str:
     """The account (or role) behind DEFINER =; empty without one."""
     at = next((at for at, token in enumerate(found) if token.word == "DEFINER"), len(found)) + 2
-    parts = found[at:at + 3]
-    return "".join(token.text for token in (parts if len(parts) == 3 and parts[1].text == "@" else parts[:1]))
+    parts = [token.plain for token in found[at:at + 3]]
+    if parts[1:2] == ["@"]:
+        return "@".join(map(quote_name, parts[::2]))
+    return quote_name(*parts[:1]) if parts else ""
 
 
 def _listed(objects: Iterable[SchemaObject]) -> str:

@@ -10,6 +10,15 @@ from backupd.engine.client import Session
 from backupd.model.table import TableName
 
 _PRESENT = "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s"
+_COLUMNS = """
+SELECT COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+ORDER BY ORDINAL_POSITION
+"""
+
+
+def column_text(session: Session, name: TableName) -> str:
+    """The columns of a table and their types; empty without such a table. Raises ServerError."""
+    return ", ".join(f"{column} {kind}" for column, kind in session.query(_COLUMNS, name.schema, name.table))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def staged_table(definition: TableDefinition, *, foreign_keys: bool = False, def
     versioned = definition.columns.versioned
     if not defer or engine != "INNODB" or versioned or not definition.columns.primary_key:
         return StagedTable(text, engine=engine, versioned=versioned)
-    head, items, tail = _parts(text)
+    head, items, tail = parts(text)
     counters = {column.name for column in parse_table(name, text).columns.all if column.auto_increment}
     later = [item for item in items if _may_wait(item, counters)]
     inline = [item for item in items if item not in later]
@@ -57,8 +57,8 @@ def staged_table(definition: TableDefinition, *, foreign_keys: bool = False, def
                        tuple((_key_name(item), f"ADD {item}") for item in later), engine)
 
 
-def _parts(create: str) -> tuple[str, Sequence[str], str]:
-    """All before the first parenthesis, what is listed in it, all after it."""
+def parts(create: str) -> tuple[str, Sequence[str], str]:
+    """All before the first parenthesis of a CREATE TABLE, what is listed in it, all after it. Raises ValueError."""
     depth, head, begin, items = 0, "", 0, []
     for token in tokens(create):
         if token.kind != "mark":

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from backupd.engine.client import Connection, Session
-from backupd.model.errors import BusyError, RefusedError
+from backupd.engine.client import Connection, Session, is_denied
+from backupd.engine.strays import remove_strays
+from backupd.model.errors import BusyError, RefusedError, ServerError
 from backupd.model.table import quote_name
 from restore.loadjournal import DYING, TABLE, Entry, Journal, State, lock_name
 
@@ -60,6 +61,11 @@ def own_schemas(session: Session, journal: Journal, schemas: Sequence[str]) -> M
     return known
 
 
+def journal_of(session: Session, schema: str) -> Mapping[str, Entry]:
+    """What a load into ``schema`` and its fellows, of which it is the first, has done so far. Raises ServerError."""
+    return Journal(schema).read(session) if _holds(session, schema, TABLE) else {}
+
+
 def stagings(connection: Connection) -> tuple[Staging, ...]:
     """Every staging schema on the server, by restore, the oldest first. Raises ServerError."""
     with connection.connect() as session:
@@ -86,7 +92,28 @@ def drop_staging(connection: Connection, names: Iterable[str]) -> None:
             raise BusyError(f"a restore is loading into {', '.join(busy)} right now",
                             hint="wait for it to end, or end it; then repeat the command")
         for name in reversed(wanted):
-            session.execute(f"DROP DATABASE IF EXISTS {quote_name(name)}")
+            _drop(session, name)
+
+
+def _drop(session: Session, name: str) -> None:
+    """With the files that an import which was killed has left."""
+    statement = f"DROP DATABASE IF EXISTS {quote_name(name)}"
+    refused: ServerError | None = None
+    try:
+        session.execute(statement)
+    except ServerError as error:  # the folder is not empty: its tables are gone then
+        if is_denied(error):
+            raise
+        session.ping()
+        refused = error
+    left = remove_strays(session, name)
+    if left:
+        raise ServerError(
+            f"files of tables that are not there any more are left of the schema {name}",
+            detail="\n".join(map(str, left)),
+            hint="remove these files: MySQL makes no schema of that name while they are there, and may not start again")
+    if refused is not None:
+        session.execute(statement)
 
 
 def _look(session: Session, restore_id: str, names: Sequence[str]) -> Staging:

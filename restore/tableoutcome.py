@@ -15,6 +15,7 @@ from restore.rollforward import RolledForward
 from restore.schemaobjects import SchemaObjects
 from restore.tablenames import TableGoal
 
+ROWS, TABLESPACE = "rows", "tablespace"
 _SHOWN = 20
 
 
@@ -22,16 +23,18 @@ _SHOWN = 20
 class RestoredTable:
     """``rows`` in the restored table; ``aside``: what the table is called now that had its name before, None where
     there was none; ``difference`` to the live table, None where there is none; ``trouble``: why it was not restored, or
-    ""."""
+    ""; ``how``: its rows were loaded, or went over with its tablespace."""
 
     goal: TableGoal
     rows: int | None = None
     aside: TableName | None = None
     difference: TableDifference | None = None
     trouble: str = ""
+    how: str = ROWS
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.goal.as_json(), "rows": self.rows, "aside": self.aside.shown if self.aside else None,
+        return {**self.goal.as_json(), "rows": self.rows, "how": self.how,
+                "aside": self.aside.shown if self.aside else None,
                 "difference": difference_json(self.difference) if self.difference else None,
                 "trouble": self.trouble or None}
 
@@ -90,7 +93,8 @@ def difference_json(found: TableDifference) -> dict[str, Any]:
         "added": found.added, "changed": found.changed, "key": list(keys.columns),
         "samples": {name: [[_shown(value) for value in key] for key in sample[:_SHOWN]]
                     for name, sample in (("missing", keys.missing), ("added", keys.added), ("changed", keys.changed))},
-        "columns_differ": list(found.columns_differ),
+        "columns_differ": list(found.columns_differ), "definition_differs": list(found.definition_differs),
+        "remarks": list(found.remarks), "same": found.same,
     }
 
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.proof import Phase
 from backupd.model.table import TableName
 from backupd.model.units import format_duration, format_size
 from restore.plan import DEFAULT_RATES, Plan, Rate, Step, replay_rate
@@ -27,8 +28,18 @@ _RATES: Mapping[str, Rate] = {
     "loaded": Rate(10e6, 1.0),
     "handed_over": Rate(1e12, 0.5),
 }
+_NAMED = 5
 _SERVER = 256 * 1024 * 1024
 """Bytes that a server which holds next to nothing is taken to start with."""
+
+
+_ORDER = ("fetched", "prepared", "restored", "started", "rolled_forward", "extracted", "carried", "loaded", "compared",
+          "handed_over")
+
+
+def in_order(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """As they follow each other; logs are fetched first, but that counts as part of the replay."""
+    return tuple(sorted(phases, key=lambda phase: _ORDER.index(phase.name) if phase.name in _ORDER else len(_ORDER)))
 
 
 class Source(StrEnum):
@@ -42,7 +53,8 @@ class Source(StrEnum):
 class Candidate:
     """One way. ``base``: the plan that leads to the target from its backups, as if for the whole server. ``needed``:
     tables that must be in the copy, with those that a replay of the others depends on; ``stored`` and ``source``: bytes
-    to fetch for them, and what they are opened; ``rows``: bytes of the tables that are wanted, as far as known."""
+    to fetch for them, and what they are opened; ``rows``: bytes of the tables that are wanted, as far as known.
+    ``missing``: tables that are wanted and that its backup lacks."""
 
     way: Source
     base: Plan
@@ -51,6 +63,7 @@ class Candidate:
     source: int
     rows: int
     warnings: tuple[str, ...] = ()
+    missing: tuple[TableName, ...] = ()
 
     @property
     def has_replay(self) -> bool:
@@ -105,7 +118,7 @@ class TablePlan:
 
 def choose(candidates: Sequence[Candidate], impossible: Sequence[Impossible], goals: Sequence[TableGoal],
            rates: Mapping[str, Rate]) -> TablePlan:
-    """The quickest way among those that come nearest to the target.
+    """The quickest way among those that come nearest to the target and, of these, have most of the tables.
 
     Raises the reason why there is none: RefusedError or NotFoundError with the reasons of all ways.
     """
@@ -115,12 +128,15 @@ def choose(candidates: Sequence[Candidate], impossible: Sequence[Impossible], go
     found = [(candidate, steps_of(candidate, every)) for candidate in candidates]
     newest = max(candidates, key=_reach)
     near = [item for item in found if _is_as_near(item[0], newest)]
-    chosen, steps = min(near, key=lambda item: _seconds(item[1]))
-    others = [_against(other, its, steps, as_near=_is_as_near(other, newest)) for other, its in found
+    fewest = min(len(candidate.missing) for candidate, _ in near)
+    whole = [item for item in near if len(item[0].missing) == fewest]
+    chosen, steps = min(whole, key=lambda item: _seconds(item[1]))
+    others = [_against(other, its, steps, as_near=_is_as_near(other, newest), fewest=fewest) for other, its in found
               if other is not chosen]
     others += [f"not {one.way}: {one.error.message}" for one in impossible]
     reason = f"{chosen.title}: " + ("the only way there is" if len(candidates) == 1 else (
-        "the quickest way" if len(near) > 1 else "it comes nearest to the target"))
+        "the quickest way" if len(whole) > 1 else
+        "it has more of the tables" if len(near) > 1 else "it comes nearest to the target"))
     rto = chosen.base.rto
     late = () if rto is None or _seconds(steps) <= rto else (
         f"this takes {format_duration(_seconds(steps))} by the rates, longer than the {format_duration(rto)} of rto",)
@@ -176,10 +192,12 @@ def _seconds(steps: Sequence[Step]) -> float:
     return sum(step.seconds for step in steps)
 
 
-def _against(other: Candidate, its: Sequence[Step], steps: Sequence[Step], *, as_near: bool) -> str:
+def _against(other: Candidate, its: Sequence[Step], steps: Sequence[Step], *, as_near: bool, fewest: int) -> str:
     cost = f"{format_size(other.stored)} to fetch, {format_duration(_seconds(its))}"
     if not as_near:
         return f"not {other.title}: it ends before the target ({cost})"
+    if len(other.missing) > fewest:
+        return f"not {other.title}: it lacks {', '.join(name.shown for name in other.missing[:_NAMED])} ({cost})"
     return f"not {other.title}: {cost}, longer than {format_duration(_seconds(steps))}"
 
 

@@ -7,6 +7,7 @@ is loaded stays loaded, and a hand-over that had begun is finished. Until the ve
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,29 +15,35 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.client import Connection, is_denied
+from backupd.engine.ddl import read_tables
 from backupd.model.clock import Clock
 from backupd.model.dump import Outcome
-from backupd.model.errors import BackupdError, RefusedError, ServerError
+from backupd.model.errors import BackupdError, BusyError, RefusedError, ServerError
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from backupd.model.table import TableName, quote_name
 from backupd.process.durable import write_whole
 from backupd.transfer.unseal import Unsealer
 from restore.build import Stopwatch, merged
+from restore.carry import Carrier
 from restore.difference import Pair, TableDifference, difference
-from restore.handover import Goal, HandedOver, hand_over, resume, told
+from restore.goalchecks import refuse_unfit, remarks_on, unknown_to
+from restore.handover import Goal, HandedOver, Triggers, hand_over, settle, told
 from restore.load import Loaded, load
 from restore.schemaobjects import SchemaObject, SchemaObjects, add_missing, create_missing
 from restore.shelf import Shelf
 from restore.sqlfiles import write_sql
-from restore.stagingschema import drop_staging, staging_names
+from restore.stagingschema import drop_staging, staging_names, stagings
 from restore.tablenames import TableGoal
-from restore.tableoutcome import RestoredTable, TablesOutcome
-from restore.tablesource import Extracted, extract, read_files, workplace
+from restore.tableoutcome import ROWS, TABLESPACE, RestoredTable, TablesOutcome
+from restore.tableplan import in_order
+from restore.tablesource import Extracted, extract, read_files
 from restore.tablespec import TablesSpec
+from restore.workplace import workplace
 from storage.destination import Destination
 
 _HANDED = "handed-over.json"
+_NAMED = 20
 
 Confirm = Callable[[Sequence[TableDifference]], bool]
 """Told how the restored tables differ from the live ones they are to replace; False: leave everything as it is."""
@@ -62,7 +69,7 @@ def execute(
     attempt, whoever is killed later is done.
 
     Raises RefusedError before anything is done for names that are taken, and what each step raises; then nothing live
-    was touched, or ``resume`` of the hand-over finishes with the next attempt.
+    was touched, or the next attempt finishes the hand-over: its tables are in their places then.
     """
     phases: list[Phase] = []
 
@@ -86,6 +93,7 @@ class _Work:
         self._phases, self._on_done = phases, on_done
         self._warnings: list[str] = []
         self._objects = SchemaObjects()
+        self._live: dict[TableName, str] = {}
 
     def files(self) -> TablesOutcome:
         spec = self._spec
@@ -109,56 +117,80 @@ class _Work:
         schemas = sorted({goal.source.schema for goal in spec.goals})
         staging = staging_names(spec.restore_id, schemas)
         with workplace(spec) as folder:
+            self._settle_others(into, staging)
             finished = self._finish(into, staging, folder / _HANDED)
             if finished is None:
                 self._refuse_taken(into)
                 self._refuse_helpless(into, staging)
-            found = self._extract(folder)
+            found = self._extract(folder, Carrier(into, staging) if finished is None else None)
             if finished is not None:
                 there = {target for target, _aside in finished.tables}
                 tables = tuple(
                     RestoredTable(goal, _rows(found, goal.source), aside=_aside(finished, goal.target),
-                                  trouble="" if goal.target in there else _why_not(goal, found))
+                                  trouble="" if goal.target in there else _why_not(goal, found),
+                                  how=_how(goal, found))
                     for goal in spec.goals)
                 self._add_objects(into, found.folder, frozenset())
                 return self._end(into, staging, found, tables, finished)
             loaded = self._load(into, found, staging)
             good = [goal for goal in spec.goals if goal.source in loaded.rows]
-            differences = self._compare(into, good, staging)
+            differences = self._compare(into, good, staging, found.folder)
             replaced = [found for goal, found in differences.items() if goal.target == found.live]
             handed: HandedOver | None = None
             if good and not spec.compare and (not replaced or confirm(replaced)):
                 handed = self._hand_over(into, good, staging, found.folder)
             tables = tuple(
                 RestoredTable(goal, loaded.rows.get(goal.source), _aside(handed, goal.target) if handed else None,
-                              differences.get(goal), _trouble(goal, found, loaded))
+                              differences.get(goal), _trouble(goal, found, loaded), _how(goal, found))
                 for goal in spec.goals)
+            if handed is not None and (missing := [one.goal.source for one in tables if one.trouble]):
+                self._warnings.append(
+                    f"{len(missing)} of {len(tables)} tables were not restored, the others have their names: to try "
+                    f"again, name only {', '.join(name.shown for name in missing[:_NAMED])}"
+                    + (" and the others" if len(missing) > _NAMED else ""))
             return self._end(into, staging, found, tables, handed)
 
     # -- the steps
 
-    def _extract(self, folder: Path) -> Extracted:
+    def _extract(self, folder: Path, carrier: Carrier | None = None) -> Extracted:
         return extract(
             self._spec, folder, destinations=self._destinations, archives=self._archives, unsealer=self._unsealer,
-            clock=self._clock, report=self._report, cancel=self._cancel, watch=self._watch)
+            clock=self._clock, report=self._report, cancel=self._cancel, watch=self._watch, carrier=carrier)
+
+    def _settle_others(self, into: Connection, staging: Mapping[str, str]) -> None:
+        """What other restores that died had begun to hand over must not stand in the way of this one: taken back, or,
+        where the tables had changed places, finished."""
+        for other in stagings(into):
+            if other.active or not set(other.schemas).isdisjoint(staging.values()):
+                continue
+            with contextlib.suppress(BusyError):
+                done = [settle(into, schema, report=self._report, cancel=self._cancel) for schema in other.schemas]
+                if any(done):
+                    self._warnings.append(f"restore {other.restore_id} had put its tables into their places and was "
+                                          "interrupted then: that was finished")
 
     def _finish(self, into: Connection, staging: Mapping[str, str], note: Path) -> HandedOver | None:
-        """What an attempt before had begun to hand over, finished now; None when none had. ``note``: where one that
-        was killed in its last moments wrote down what came of it."""
+        """What an attempt before had handed over, or had exchanged and is finished now; None when none had: what it
+        had begun is taken back. ``note``: where one that was killed in its last moments wrote down what came of it."""
         done = HandedOver.from_json(json.loads(note.read_text(encoding="utf-8"))) if note.is_file() else None
         for schema in staging.values():
-            done = done or resume(into, schema, cancel=self._cancel) or told(into, schema)
+            done = done or settle(into, schema, report=self._report, cancel=self._cancel) or told(into, schema)
         if done is not None:
-            self._warnings.append("an interrupted attempt had begun to hand the tables over: that was finished")
+            self._warnings.append("an interrupted attempt had put the tables into their places: that was finished")
         return done
 
     def _refuse_taken(self, into: Connection) -> None:
-        """Raises RefusedError for names that live tables have, unless those are to be replaced."""
-        if self._spec.replace or self._spec.compare:
-            return
+        """Raises RefusedError for names that no table can get, or that live tables have, unless those are to be
+        replaced."""
         targets = [goal.target for goal in self._spec.goals]
         with into.connect() as session:
+            self._warnings += remarks_on(session, self._spec.into)
             shelf = Shelf.look(session, {name.schema for name in targets})
+        if self._spec.compare:
+            return
+        refuse_unfit(shelf, targets)
+        if self._spec.replace:
+            return
         taken = [name for name in targets if shelf.has(name)]
         if taken:
             raise RefusedError(
@@ -189,14 +221,17 @@ class _Work:
     def _load(self, into: Connection, found: Extracted, staging: Mapping[str, str]) -> Loaded:
         wanted = {goal.source for goal in self._spec.goals}
         tables = [table for table in found.tables if table.name in wanted and table.outcome is Outcome.DUMPED]
+        with into.connect() as session:
+            unknown = unknown_to(session, (read_files(found.folder, table.name) for table in tables))
+        tables = [table for table in tables if table.name not in unknown]
         with self._watch.phase("loaded", sum(table.bytes for table in tables)):
             loaded = load(into, found.folder, tables, staging, workers=self._spec.workers or 2, report=self._report,
                           cancel=self._cancel)
         self._warnings += loaded.warnings
-        return loaded
+        return replace(loaded, failed={**loaded.failed, **unknown})
 
-    def _compare(self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str]
-                 ) -> dict[TableGoal, TableDifference]:
+    def _compare(self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str],
+                 folder: Path) -> dict[TableGoal, TableDifference]:
         """With the live table whose name each is to get, or else with the one that it comes from."""
         with into.connect() as session:
             shelf = Shelf.look(session, {name.schema for goal in goals for name in (goal.target, goal.source)})
@@ -204,7 +239,14 @@ class _Work:
         for goal in goals:
             there = next((name for name in (goal.target, goal.source) if shelf.has(name)), None)
             if there is not None:
-                pairs[goal] = Pair(TableName(staging[goal.source.schema], goal.source.table), there)
+                definition = read_files(folder, goal.source)
+                if self._spec.triggers is Triggers.NONE:
+                    definition = replace(definition, triggers="")
+                pairs[goal] = Pair(TableName(staging[goal.source.schema], goal.source.table), there, definition,
+                                   triggers=self._spec.triggers is not Triggers.LIVE)
+        with into.connect() as session:
+            live = read_tables(session, [pair.live for goal, pair in pairs.items() if pair.live == goal.target]).tables
+        self._live = {name: one.create for name, one in live.items()}
         with self._watch.phase("compared"):
             found = difference(into, list(pairs.values()), cancel=self._cancel)
         return dict(zip(pairs, found, strict=True))
@@ -217,9 +259,9 @@ class _Work:
             handed = hand_over(
                 into,
                 [Goal(TableName(staging[goal.source.schema], goal.source.table), goal.target,
-                      read_files(folder, goal.source)) for goal in goals],
+                      read_files(folder, goal.source), self._live.get(goal.target, "")) for goal in goals],
                 replace=self._spec.replace, aside=f"__before_{self._spec.restore_id.replace('-', '_')}",
-                triggers=self._spec.triggers, cancel=self._cancel)
+                triggers=self._spec.triggers, report=self._report, cancel=self._cancel)
         self._warnings += handed.warnings
         self._add_objects(into, folder, fresh)
         return handed
@@ -251,13 +293,18 @@ class _Work:
         spec = self._spec
         return TablesOutcome(
             restore_id=spec.restore_id, server=spec.server, into=spec.into, target=spec.target, way=str(spec.way),
-            backup_id=spec.chain[-1], position=found.position, phases=merged(self._phases), tables=tables, done=done,
+            backup_id=spec.chain[-1], position=found.position, phases=in_order(merged(self._phases)), tables=tables,
+            done=done,
             folder=spec.sql, replay=found.replay, objects=self._objects,
             warnings=tuple(dict.fromkeys((*found.warnings, *self._warnings))))
 
 
 def _rows(found: Extracted, name: TableName) -> int | None:
     return next((table.rows for table in found.tables if table.name == name), None)
+
+
+def _how(goal: TableGoal, found: Extracted) -> str:
+    return TABLESPACE if goal.source in found.carried else ROWS
 
 
 def _trouble(goal: TableGoal, found: Extracted, loaded: Loaded) -> str:

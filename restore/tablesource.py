@@ -6,13 +6,10 @@ private server that holds next to nothing else, rolled forward to the target.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -34,7 +31,7 @@ from backupd.model.dump import (
     table_folder,
     triggers_path,
 )
-from backupd.model.errors import BusyError, DamagedError, NotFoundError, RefusedError
+from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Entry
 from backupd.model.progress import Report
 from backupd.model.server import Flavour, Position
@@ -42,6 +39,7 @@ from backupd.model.table import TableName, TablePattern
 from backupd.process.durable import write_whole
 from backupd.transfer.unseal import Unsealer
 from restore.build import Stopwatch
+from restore.carry import Carried, Carrier
 from restore.fetch import default_workers, fetch
 from restore.relatives import relatives
 from restore.rollforward import RolledForward
@@ -49,23 +47,21 @@ from restore.schemaobjects import carry_scripts, keep_scripts, remarks
 from restore.scratch import ScratchSpec
 from restore.shelf import Shelf
 from restore.sources import Loaded, load_chain, load_dump, pinned
-from restore.subset import subset_instance, tables_in
+from restore.subset import SubsetCopy, subset_instance, tables_in
 from restore.tablecopy import TableCopySpec, loaded_instance
 from restore.tableplan import Source
 from restore.tablespec import TablesSpec
 from storage.destination import Destination
 
-_PREFIX = "tables-"
 _MARKER = "extracted.json"
 _VOLATILE = "MEMORY"
-_ABANDONED = 3 * 86400
-"""Seconds after which what an unfinished restore left is taken for forgotten, when the next one begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
     """``folder`` holds the rows and definitions of ``tables``, as they were at ``position`` of a server of that
-    ``flavour``. Tables that could not be had are among them, with the reason."""
+    ``flavour``. Tables that could not be had are among them, with the reason. ``carried``: of those only the
+    definitions, since their rows are in the staging schemas already."""
 
     folder: Path
     flavour: Flavour
@@ -73,60 +69,19 @@ class Extracted:
     position: Position
     replay: RolledForward | None = None
     warnings: tuple[str, ...] = ()
+    carried: tuple[TableName, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {"flavour": str(self.flavour), "tables": [table.as_json() for table in self.tables],
                 "position": self.position.as_json(), "replay": self.replay.as_json() if self.replay else None,
-                "warnings": list(self.warnings)}
+                "warnings": list(self.warnings), "carried": [[name.schema, name.table] for name in self.carried]}
 
     @classmethod
     def from_json(cls, folder: Path, data: Mapping[str, Any]) -> Extracted:
         return cls(folder, Flavour(data["flavour"]), tuple(DumpedTable.from_json(one) for one in data["tables"]),
                    Position.from_json(data["position"]),
-                   RolledForward.from_json(data["replay"]) if data["replay"] else None, tuple(data["warnings"]))
-
-
-@contextlib.contextmanager
-def workplace(spec: TablesSpec) -> Iterator[Path]:
-    """The folder of this restore, locked. It is removed when the block is left well, and kept for the next attempt
-    otherwise; what nobody came back to for days is removed first. Raises BusyError, RefusedError."""
-    _remove_forgotten(spec.folder)
-    folder = spec.folder / f"{_PREFIX}{spec.restore_id}"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise RefusedError(
-            f"cannot keep the rows of tables at {folder}: {error.strerror}",
-            hint="restore.scratch.path in the configuration must be a folder that this user may make folders in",
-        ) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(f"restore {spec.restore_id} is being done by another process",
-                            hint="wait for it, or stop it") from None
-        try:
-            yield folder
-        except BaseException:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # where there is nothing in it that the next attempt could use
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_forgotten(path: Path) -> None:
-    for folder in sorted(path.glob(f"{_PREFIX}*")):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if time.time() - folder.stat().st_mtime > _ABANDONED:
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+                   RolledForward.from_json(data["replay"]) if data["replay"] else None, tuple(data["warnings"]),
+                   tuple(TableName(schema, table) for schema, table in data["carried"]))
 
 
 def part_of_dump(loaded: Loaded, wanted: Callable[[TableName], bool], schemas: Collection[str] = ()) -> Loaded:
@@ -150,16 +105,23 @@ def extract(
     report: Report,
     cancel: Event | None,
     watch: Stopwatch,
+    carrier: Carrier | None = None,
 ) -> Extracted:
     """Bring the tables of ``spec`` into ``folder``, or take what an earlier attempt brought there completely.
+    ``carrier``: what can go over as files goes with it, out of a physical backup.
 
     Raises NotFoundError for tables that are not there at the target, and what reading, preparing and replaying raises.
     """
     marker = folder / _MARKER
     if marker.is_file():
-        return Extracted.from_json(folder / "rows", json.loads(marker.read_text(encoding="utf-8")))
-    job = _Extraction(spec, folder, destinations, archives, unsealer, clock, report, cancel, watch)
+        found = Extracted.from_json(folder / "rows", json.loads(marker.read_text(encoding="utf-8")))
+        carried = [table for table in found.tables if table.name in found.carried]
+        if carrier is None or carrier.holds(carried, found.folder):
+            return found
+        marker.unlink()
+    job = _Extraction(spec, folder, destinations, archives, unsealer, clock, report, cancel, watch, carrier)
     found = job.logical() if spec.way is Source.LOGICAL else job.physical()
+    found = replace(found, tables=(*found.tables, *spec.lacking))
     write_whole(marker, json.dumps(found.as_json()).encode())
     return found
 
@@ -167,11 +129,12 @@ def extract(
 class _Extraction:
     def __init__(self, spec: TablesSpec, folder: Path, destinations: Sequence[Destination],
                  archives: Sequence[Destination], unsealer: Unsealer, clock: Clock, report: Report,
-                 cancel: Event | None, watch: Stopwatch) -> None:
-        self._spec, self._folder, self._watch = spec, folder, watch
+                 cancel: Event | None, watch: Stopwatch, carrier: Carrier | None) -> None:
+        self._spec, self._folder, self._watch, self._carrier = spec, folder, watch, carrier
+        self._carried = Carried()
         self._destinations, self._archives, self._unsealer = destinations, archives, unsealer
         self._clock, self._report, self._cancel = clock, report, cancel
-        self._wanted = tuple(goal.source for goal in spec.goals)
+        self._wanted = tuple(goal.source for goal in spec.goals if goal.source not in spec.missing)
 
     # -- out of a physical backup
 
@@ -194,10 +157,12 @@ class _Extraction:
                 on_phase=self._watch.told, archives=self._archives, needed=needed) as copy:
             broken = {**self._without_rows(copy.connection, copy.last), **copy.unreadable}
             rolled = copy.roll_forward(lambda _stop: None) if copy.roll_forward else None
-            tables = self._read(copy.connection, {name: broken[name] for name in self._wanted if name in broken})
+            tables = self._read(copy.connection, {name: broken[name] for name in self._wanted if name in broken},
+                                self._carrier)
             return Extracted(self._folder / "rows", copy.last.body.facts.server.flavour, tables,
                              rolled.stop.position if rolled else copy.last.body.facts.position, rolled,
-                             (*copy.warnings, *self._keep_scripts(copy.connection)))
+                             (*copy.warnings, *self._keep_scripts(copy), *self._carried.remarks),
+                             tuple(self._carried.rows))
 
     def _without_rows(self, connection: Connection, last: Loaded) -> dict[TableName, str]:
         """Tables of which a physical backup has no more than the definition, and in words why."""
@@ -291,19 +256,21 @@ class _Extraction:
                                hint="restore the whole server beside it: --datadir DIR --start")
         return kin.tables if self._spec.replay is not None else self._wanted
 
-    def _keep_scripts(self, copy: Connection) -> tuple[str, ...]:
-        """Of the schemas, beside the rows out of a copy of a physical backup. A client that loads SQL files stops at
-        the first view that does not work."""
-        said = keep_scripts(copy, self._folder / "rows", {name.schema for name in self._wanted}, self._spec.whole,
-                            working=self._spec.sql is not None)
+    def _keep_scripts(self, copy: SubsetCopy) -> tuple[str, ...]:
+        """Of the schemas, beside the rows out of a copy of a physical backup, when all else is read. A client that
+        loads SQL files stops at the first view that does not work."""
+        said = keep_scripts(
+            copy.connection, self._folder / "rows", {name.schema for name in self._wanted}, self._spec.whole,
+            absent=copy.left_out, working=self._spec.sql is not None)
         return (*said, *self._remarks(chosen=False))
 
     def _remarks(self, *, chosen: bool) -> tuple[str, ...]:
         return remarks(self._folder / "rows", self._spec.whole, self._spec.chain[-1],
                        replayed=self._spec.replay is not None, chosen=chosen)
 
-    def _read(self, connection: Connection, broken: Mapping[TableName, str]) -> tuple[DumpedTable, ...]:
-        """Read what is wanted out of the copy; ``broken`` are not read, and named."""
+    def _read(self, connection: Connection, broken: Mapping[TableName, str], carrier: Carrier | None = None
+              ) -> tuple[DumpedTable, ...]:
+        """Carry or read what is wanted out of the copy; ``broken`` are not read, and named."""
         with connection.connect() as session:
             shelf = Shelf.look(session, {name.schema for name in self._wanted})
         missing = [name for name in self._wanted if not shelf.has(name) and name not in broken]
@@ -314,12 +281,17 @@ class _Extraction:
         rows = self._folder / "rows"
         shutil.rmtree(rows, ignore_errors=True)
         rows.mkdir(mode=0o700)
+        names = [name for name in self._wanted if name not in broken]
+        if carrier is not None and names:
+            self._carried = carrier.carry(connection, names, rows, watch=self._watch, report=self._report,
+                                          cancel=self._cancel)
         size = 0
         with self._watch.phase("extracted", size):
-            read = dump_quiet(connection, [name for name in self._wanted if name not in broken], rows,
+            read = dump_quiet(connection, [name for name in names if name not in self._carried.rows], rows,
                               threads=self._spec.workers or 2, programs=self._spec.programs, report=self._report,
                               cancel=self._cancel)
-        return (*read, *(DumpedTable(name, Outcome.FAILED, reason=why) for name, why in broken.items()))
+        return (*self._carried.tables, *read,
+                *(DumpedTable(name, Outcome.FAILED, reason=why) for name, why in broken.items()))
 
 
 def read_files(folder: Path, name: TableName) -> TableDefinition:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backupd.model.binlog import ReplaySpec, Transaction
+from backupd.model.dump import DumpedTable, Outcome
+from backupd.model.table import TableName
 from restore.handover import Triggers
 from restore.tablenames import TableGoal
 from restore.tableplan import Source
@@ -15,13 +17,14 @@ from restore.tableplan import Source
 @dataclass(frozen=True, slots=True)
 class TablesSpec:
     """``way``: what the tables come out of, by the backups of ``chain`` and ``replay``. ``statements``: of what is
-    replayed, the transactions that the index has the text of: they tell which other tables are needed.
-    ``goals``: the tables by their names at the target, and the names that they get. ``into``: the server's name, "" for
-    SQL files in ``sql``. ``whole``: schemas of which all tables were asked for, under their schema's name: what else
-    they have comes back, too. ``replace``: may live tables lose their names to them? ``compare``: end before anything
-    is handed over. ``folder``: where copies and rows are kept meanwhile; ``max_bytes``: the most that they may take
-    there, None for what is free; ``memory``: most bytes for prepare and for private servers. ``owner``: OS user of
-    those. ``workers`` 0: as many as this machine can use. ``templates``, ``programs``: see ``rollforward.Means``."""
+    replayed, the transactions that the index has the text of: they tell which other tables are needed. ``goals``: the
+    tables by their names at the target, and the names that they get. ``into``: the server's name, "" for SQL files in
+    ``sql``. ``whole``: schemas of which all tables were asked for, under their schema's name: what else they have comes
+    back, too. ``replace``: may live tables lose their names to them? ``compare``: end before anything is handed over.
+    ``folder``: where copies and rows are kept meanwhile; ``max_bytes``: the most that they may take there, None for
+    what is free; ``memory``: most bytes for prepare and for private servers. ``owner``: OS user of those. ``workers``
+    0: as many as this machine can use. ``templates``, ``programs``: see ``rollforward.Means``. ``missing``: of the
+    goals, by their names at the target, those that the backup lacks, and why."""
 
     restore_id: str
     server: str
@@ -44,3 +47,9 @@ class TablesSpec:
     workers: int = 0
     templates: Path | None = None
     programs: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[TableName, str] = field(default_factory=dict)
+
+    @property
+    def lacking(self) -> tuple[DumpedTable, ...]:
+        """What became of ``missing``."""
+        return tuple(DumpedTable(name, Outcome.FAILED, reason=why) for name, why in self.missing.items())

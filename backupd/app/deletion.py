@@ -230,7 +230,15 @@ def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[Ba
         what = victims[-1].id if len(victims) == 1 else _named(victims)
         kind = "backup" if any(victim.kind is not BackupKind.LOGICAL for victim in victims) else "dump of its tables"
         raise RefusedError(f"backup {what} is the only restorable {kind} of {server}: the last one is kept",
-                           hint=f"take another one first: backupd backup {server} --kind full")
+                           hint=f"take another one first: backupd backup {server} {_another(victims)}")
+
+
+def _another(victims: Sequence[BackupRecord]) -> str:
+    """Options for a backup that stands in for ``victims``."""
+    sets = {victim.table_set for victim in victims}
+    if any(victim.kind is not BackupKind.LOGICAL for victim in victims) or len(sets) > 1:
+        return "--kind full"
+    return "--kind logical" + "".join(f" --set {name}" for name in sets if name)
 
 
 def _stands_in(other: BackupRecord, victim: BackupRecord) -> bool:

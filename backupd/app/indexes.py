@@ -14,6 +14,8 @@ from backupd.transfer.unseal import Unsealer
 _KEPT = 4
 _SMALL = 20_000
 """Transactions of an index that is kept in memory when it was read: a place is looked up more than once."""
+_SMALL_TEXT = 16 * 1024**2
+"""Characters of all their statements."""
 
 
 class Indexes:
@@ -36,7 +38,11 @@ class Indexes:
             yield from kept
             return
         keep: list[Transaction] | None = [] if record.segment.transactions <= _SMALL else None
+        text = 0
         for transaction in self._read(record):
+            text += len(transaction.statement)
+            if text > _SMALL_TEXT:
+                keep = None
             if keep is not None:
                 keep.append(transaction)
             yield transaction

@@ -21,6 +21,7 @@ from backupd.engine.census import uncovered
 from backupd.engine.dumproute import dump_tools
 from backupd.engine.probe import examine
 from backupd.engine.selection import select
+from backupd.engine.tables import hurry
 from backupd.engine.toolset import physical_tool
 from backupd.model.backup import BackupRecord
 from backupd.model.dump import DumpedTable
@@ -68,6 +69,7 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
     keys, fingerprints = wiring.recipients()
     connection = server.connection()
     with connection.connect() as session:
+        hurry(session)
         probed = examine(session)
     tools, shortcomings = dump_tools(probed.info, paths=wiring.settings.programs)
     artefact = collect(connection, probed.info, policy.config_files)
@@ -87,7 +89,8 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
         config=lambda: artefact.content,
         select=partial(select, include=include, exclude=exclude, max_size=tables.max_size,
                        always=_only_here(wiring, server, probed.info)),
-        whole=_whole(include, exclude), tools=tools, folder=folder, table_set=table_set, threads=logical.threads,
+        whole=_whole(include, exclude), include=include, tools=tools, folder=folder, table_set=table_set,
+        threads=logical.threads,
         chunk_bytes=logical.chunk, max_lock=logical.max_lock.total_seconds(),
         long_queries=logical.long_queries.total_seconds(),
         patience=policy.limits.max_pause.total_seconds() if logical.on_long_queries == "wait" else 0.0,

@@ -193,10 +193,13 @@ def _left_out(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[str, ...
                  for name in sorted(names - set(wiring.settings.destinations)))
 
 
-def measured_rates(wiring: Wiring, server: str) -> Mapping[str, Rate]:
-    """Measured rates of a server by phase, as the planner wants them."""
+def measured_rates(wiring: Wiring, server: str, *, tables: bool = False) -> Mapping[str, Rate]:
+    """Measured rates of a server by phase, as the planner wants them; with ``tables`` of restores of tables, too."""
+    found = wiring.catalog.rates.of(server)
+    if tables:
+        found = {**found, **wiring.catalog.rates.of_tables(server)}
     return {
         name: Rate(bytes_per_second=rate.bytes_per_second or _NO_BYTES,
                    seconds=0.0 if rate.bytes_per_second else rate.seconds, samples=rate.samples)
-        for name, rate in wiring.catalog.rates.of(server).items()
+        for name, rate in found.items()
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +14,23 @@ from backupd.app.restores import archives, sources, templates
 from backupd.app.tableways import TableWishes, chosen_way
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.model.clock import format_time
-from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError
-from backupd.model.ids import new_id
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    DamagedError,
+    DestinationError,
+    NotFoundError,
+    RefusedError,
+)
+from backupd.model.ids import is_id, new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from restore import tablerestore
-from restore.handover import Triggers, resume
+from restore.handover import LostError, Pending, Triggers, pending, settle
 from restore.stagingschema import Staging, drop_staging, stagings
 from restore.tableoutcome import TablesOutcome
-from restore.tableplan import TablePlan
+from restore.tableplan import Source, TablePlan
 from restore.tablerestore import Confirm
 from restore.tablespec import TablesSpec
 
@@ -54,14 +64,14 @@ def restore_tables(
     server = wiring.settings.server(server_name)
     settings = wiring.settings.needs_restore()
     goal = wiring.settings.server(into) if into is not None else None
-    _refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
     chosen, way = chosen_way(wiring, server_name, target, wanted)
+    _refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
     require_keys(wiring, server_name, chosen.base.chain)
-    row = _begin(wiring, chosen, _place(into, sql, wanted))
+    row = _begin(wiring, chosen, _place(chosen, into, sql, wanted, triggers))
     spec = TablesSpec(
         restore_id=row.id, server=server_name, target=target, way=chosen.chosen.way, chain=chosen.base.chain,
         replay=chosen.base.replay, statements=way.statements, goals=chosen.goals, into=into or "", sql=sql,
-        whole=wanted.whole_schemas(chosen.goals),
+        whole=wanted.whole_schemas(chosen.goals), missing=way.missing,
         replace=wanted.renaming is None, compare=compare, triggers=triggers, folder=settings.scratch.path,
         memory=settings.scratch.memory, max_bytes=settings.scratch.max_bytes, owner=server.owner,
         workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs)
@@ -72,6 +82,9 @@ def restore_tables(
             confirm=_answer(into, confirm, ask), on_phase=lambda phase: _note(wiring, row.id, phase),
             on_done=lambda phases: _succeeded(wiring, row.id, phases))
     except BaseException as error:
+        if isinstance(error, DamagedError | DestinationError) and wanted.source is None:
+            other = Source.PHYSICAL if chosen.chosen.way is Source.LOGICAL else Source.LOGICAL
+            error.hint = "; ".join(filter(None, (error.hint, f"or take the other way: --from {other}")))
         stopped = isinstance(error, KeyboardInterrupt | CancelledError)
         text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
         with contextlib.suppress(RefusedError):  # it was over, and stopped while it put its tools away
@@ -83,23 +96,36 @@ def restore_tables(
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What an unfinished restore of tables left on a server. ``finished``: it had begun to hand tables over, and that
-    was finished now; ``dropped``: it is not there any more."""
+    """What an unfinished restore of tables left on a server. ``pending``: the hand-over of tables that it was in the
+    middle of (None: none); ``finished``: its tables were in their places, and what they lacked was put on now (one that
+    was dropped and not finished was taken back); ``dropped``: it is not there any more."""
 
     staging: Staging
+    pending: Pending | None = None
     finished: bool = False
     dropped: bool = False
 
     def as_json(self) -> dict[str, Any]:
         one = self.staging
-        return {"restore": one.restore_id, "schemas": list(one.schemas), "tables": one.tables, "bytes": one.bytes,
+        moving = self.pending
+        return {"restore": self.restore_id, "schemas": list(one.schemas), "tables": one.tables, "bytes": one.bytes,
                 "begun": format_time(one.begun) if one.begun else None, "active": one.active,
+                "hand_over": {"tables": [name.shown for name in moving.tables], "renamed": moving.renamed}
+                if moving else None,
                 "finished": self.finished, "dropped": self.dropped}
+
+    @property
+    def restore_id(self) -> str:
+        """As it is called elsewhere: names of schemas are in small letters."""
+        moment, dash, number = self.staging.restore_id.partition("-")
+        name = f"{moment.upper()}{dash}{number}"
+        return name if is_id(name) else self.staging.restore_id
 
 
 def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> tuple[Leftover, ...]:
     """Staging schemas on a server; with ``drop`` (the id of a restore, ``all`` for every one that nobody is at) these
-    are removed, after a hand-over that had begun is finished. Raises NotFoundError, BusyError, ServerError."""
+    are removed, after a hand-over that had begun is taken back, or finished where its tables are in their places.
+    Raises NotFoundError, BusyError, ServerError."""
     connection = wiring.settings.server(server_name).restore_connection()
     found = stagings(connection)
     wanted = [one for one in found if drop is not None and (one.restore_id == drop.lower() or
@@ -109,12 +135,16 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
                             hint=f"`backupd leftovers {server_name}` lists what there is")
     told = []
     for one in found:
+        begun = next((moving for schema in one.schemas if (moving := pending(connection, schema))), None)
         if one not in wanted:
-            told.append(Leftover(one))
+            told.append(Leftover(one, begun))
             continue
-        finished = [resume(connection, schema) for schema in one.schemas]
+        finished = False
+        for schema in one.schemas:
+            with contextlib.suppress(LostError):  # taken back, and what is gone was to be dropped anyway
+                finished = settle(connection, schema) is not None or finished
         drop_staging(connection, one.schemas)
-        told.append(Leftover(one, finished=any(done is not None for done in finished), dropped=True))
+        told.append(Leftover(one, begun, finished=finished, dropped=True))
     return tuple(told)
 
 
@@ -137,11 +167,15 @@ def _answer(into: str | None, confirm: str | None, ask: Confirm | None) -> Confi
     return ask
 
 
-def _place(into: str | None, sql: Path | None, wanted: TableWishes) -> str:
-    """What tells one restore from another in the catalog, where those of whole servers have their data directory."""
+def _place(chosen: TablePlan, into: str | None, sql: Path | None, wanted: TableWishes, triggers: Triggers) -> str:
+    """What tells one restore from another in the catalog, where those of whole servers have their data directory. An
+    interrupted one is gone on with only for the very same rows (``latest`` is another place each time) and names."""
     tables = " ".join(sorted(str(pattern) for pattern in wanted.tables))
     name = f" as {wanted.renaming.schema}.{wanted.renaming.table}" if wanted.renaming else ""
-    return f"{tables}{name} -> {into or sql}"
+    replay = chosen.base.replay
+    rows = (str(chosen.chosen.way), chosen.base.chain, chosen.base.until, replay.exclude if replay else (),
+            [goal.as_json() for goal in chosen.goals], str(triggers))
+    return f"{tables}{name} -> {into or sql} [{hashlib.sha256(repr(rows).encode()).hexdigest()[:16]}]"
 
 
 def _begin(wiring: Wiring, chosen: TablePlan, place: str) -> RestoreRecord:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from backupd.app.restores import NO_WISHES, Wishes, measured_rates, plan, sources
 from backupd.app.settings import ServerSettings
 from backupd.app.targets import Targets
 from backupd.app.wiring import Wiring
+from backupd.engine.census import CLONE
+from backupd.engine.tablefiles import stem_of, table_of
 from backupd.engine.tables import SYSTEM_SCHEMAS
 from backupd.model.binlog import ReplaySpec, Transaction
+from backupd.model.clock import format_time
+from backupd.model.dump import PREPARED_XA, Outcome
 from backupd.model.errors import (
     BackupdError,
     DamagedError,
@@ -19,6 +23,7 @@ from backupd.model.errors import (
     RefusedError,
     UsageError,
 )
+from backupd.model.server import Flavour, ServerInfo
 from backupd.model.table import TableName, TablePattern, fits_any
 from restore.plan import Plan
 from restore.relatives import Relatives, relatives
@@ -28,6 +33,9 @@ from restore.tablenames import Renaming, TableGoal, goals
 from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose
 from restore.tablesource import part_of_dump
 
+_NAMED = 3
+"""Tables that are needed besides, of which the reason is told."""
+_INNODB = ".ibd"
 _MOST_TRIES = 8
 """Logical backups that are looked at for tables which the newer ones do not hold."""
 
@@ -75,11 +83,12 @@ class TableWishes:
 @dataclass(frozen=True, slots=True)
 class Way:
     """A candidate with what its execution needs besides. ``statements``: of the transactions that are replayed, those
-    that the index has the text of."""
+    that the index has the text of. ``missing``: tables that a pattern fits and the backup could not take, and why."""
 
     candidate: Candidate
     wanted: tuple[TableName, ...]
     statements: tuple[Transaction, ...] = ()
+    missing: Mapping[TableName, str] = field(default_factory=dict)
 
 
 def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> tuple[TablePlan, Way]:
@@ -94,19 +103,20 @@ def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishe
         except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
             impossible.append(Impossible(source, error))
     names = {name for way in ways for name in way.wanted}
-    made = choose([way.candidate for way in ways], impossible, (), measured_rates(wiring, server_name))
+    made = choose([way.candidate for way in ways], impossible, (), measured_rates(wiring, server_name, tables=True))
     way = next(way for way in ways if way.candidate is made.chosen)
-    found = goals(way.wanted, wanted.renaming)
-    short = names - set(way.wanted)
-    warnings = [f"only another way has {name.shown}" for name in sorted(short)]
+    found = goals(sorted({*way.wanted, *way.missing}), wanted.renaming)
+    warnings = [f"{name.shown} is not in backup {made.base.backup_id}, and is left out: {why}"
+                for name, why in way.missing.items()]
+    warnings += [f"only another way has {name.shown}" for name in sorted(names - set(way.wanted))]
     return replace(made, goals=found, warnings=(*made.warnings, *warnings)), way
 
 
 def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
     base = plan(wiring, server_name, target, None, wishes=wanted.wishes)
     chain, said = load_chain(server_name, base.chain, sources(wiring, base), wiring.unsealer())
-    part = chain[-1].body.facts.server.variables
-    found = _resolve(wiring, server_name, wanted, tables_in(chain[-1]), base, lower=_lower(part))
+    _refuse_without_rows(chain[-1], wanted.tables)
+    found = _resolve(wiring, server_name, wanted, tables_in(chain[-1]), base, chain[-1].body.facts.server)
     needed = frozenset(found.needed)
     cut = subset_of(chain, lambda name: name in needed)
     nothing = subset_of(chain, lambda _name: False)
@@ -116,21 +126,49 @@ def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes
                          (*base.warnings, *said, *found.remarks)), found.wanted, found.statements)
 
 
+def _refuse_without_rows(loaded: Loaded, patterns: Sequence[TablePattern]) -> None:
+    """Raises NotFoundError for a table, asked for by its name, that a clone has no rows of. Others that a pattern fits
+    are named when the restore has found them."""
+    if loaded.header.tool != CLONE:
+        return
+    stems: dict[str, bool] = {}
+    for entry in loaded.body.entries:
+        if stem := stem_of(entry.path):
+            stems[stem] = stems.get(stem, False) or entry.path.endswith(_INNODB)
+    bare = {table_of(stem) for stem, rows in stems.items() if not rows}
+    for pattern in patterns:
+        if pattern.table in bare:
+            raise NotFoundError(
+                f"backup {loaded.header.backup_id} holds no rows of {pattern.table.shown}: a clone has those of InnoDB "
+                "only", hint="take it out of a logical backup")
+
+
 def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
-    """The newest logical backup before the target that holds all of the tables."""
+    """The newest logical backup before the target that holds all of the tables. With patterns one that lacks some of
+    them will do, unless an older one with all of them leads to the same target."""
     lacking: set[str] = set()
     refused: BackupdError | None = None
+    partial: Way | None = None
     for _ in range(_MOST_TRIES):
         try:
             base = plan(wiring, server_name, target, None, wishes=wanted.wishes, dumps=frozenset(lacking))
-        except (NotFoundError, RefusedError) as error:
+            loaded, said = load_dump(server_name, base.backup_id, sources(wiring, base), wiring.unsealer())
+        except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
+            if partial is not None:
+                break
             raise refused or error from error
-        loaded, said = load_dump(server_name, base.backup_id, sources(wiring, base), wiring.unsealer())
         try:
-            return _dumped(wiring, server_name, wanted, base, loaded, said)
+            way = _dumped(wiring, server_name, wanted, base, loaded, said)
+            if not way.missing and (partial is None or base.until is not None):
+                return way
+            partial = partial or way
         except (NotFoundError, RefusedError) as error:
             refused = refused or error
-            lacking.add(base.backup_id)
+        if partial is not None and base.until is None:
+            break
+        lacking.add(base.backup_id)
+    if partial is not None:
+        return partial
     raise refused or NotFoundError(f"server {server_name} has no logical backup of these tables")
 
 
@@ -139,18 +177,30 @@ def _dumped(wiring: Wiring, server_name: str, wanted: TableWishes, base: Plan, l
     facts = loaded.body.facts
     if facts.dump is None:
         raise NotFoundError(f"backup {base.backup_id} is no logical one")
+    if base.replay is not None and (names := facts.dump.settings.get(PREPARED_XA)):
+        raise RefusedError(
+            f"backup {base.backup_id} cannot be rolled forward: XA transactions were prepared at its position, which "
+            "it does not hold", detail=names,
+            hint="physical backups hold them (--from physical); without a replay it can be restored "
+                 f"(--to backup:{base.backup_id})")
     there = tuple(table.name for table in facts.dump.dumped)
     broken = [table for table in facts.dump.tables if table.name not in there and fits_any(table.name, wanted.tables)]
-    if broken:
+    if any(pattern.table == table.name for pattern in wanted.tables for table in broken) or (
+            broken and not any(fits_any(name, wanted.tables) for name in there)):
         raise NotFoundError(
             f"backup {base.backup_id} does not hold {broken[0].name.shown}: {broken[0].reason or broken[0].outcome}",
             detail="\n".join(f"{table.name.shown}: {table.reason or table.outcome}" for table in broken[:20]))
-    found = _resolve(wiring, server_name, wanted, there, base, lower=_lower(facts.server.variables))
+    found = _resolve(wiring, server_name, wanted, there, base, facts.server)
     needed = frozenset(found.needed)
     stored, source = _bytes([part_of_dump(loaded, lambda name: name in needed)])
     rows = sum(table.bytes for table in facts.dump.dumped if table.name in needed)
+    missing = {table.name: table.reason for table in broken
+               if table.outcome is Outcome.FAILED and table.name not in found.wanted}
+    skipped = [f"{table.name.shown} was left out of backup {base.backup_id}: {table.reason}" for table in broken
+               if table.outcome is Outcome.SKIPPED and table.name not in found.wanted]
     return Way(Candidate(Source.LOGICAL, _narrowed(base, found), found.needed, stored, source, rows,
-                         (*base.warnings, *said, *found.remarks)), found.wanted, found.statements)
+                         (*base.warnings, *said, *found.remarks, *skipped), tuple(missing)),
+               found.wanted, found.statements, missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,25 +213,31 @@ class _Resolved:
     remarks: tuple[str, ...]
 
 
-def _resolve(wiring: Wiring, server_name: str, wanted: TableWishes, there: Sequence[TableName], base: Plan, *,
-             lower: bool) -> _Resolved:
+def _resolve(wiring: Wiring, server_name: str, wanted: TableWishes, there: Sequence[TableName], base: Plan,
+             info: ServerInfo) -> _Resolved:
     """Which tables the patterns mean at the target. Raises NotFoundError for a name that means none there, RefusedError
     where they cannot be told from all others."""
-    statements = tuple(_statements(wiring, server_name, base.replay)) if base.replay else ()
+    lower = info.variables.get("lower_case_table_names") == "1"
+    statements = tuple(_statements(wiring, server_name, base.replay, info.flavour)) if base.replay else ()
     changed = {TableName(change.schema, change.name) for one in statements for change in one.changes if change.name}
-    names = [name for name in sorted({*there, *changed}) if fits_any(name, wanted.tables)]
-    kin = relatives(names, statements, lambda _name: (), known=there, lower_case=lower)
-    names = [name for name in names if name not in kin.gone and (name in there or name in kin.made)]
+    fitting = [name for name in sorted({*there, *changed}) if fits_any(name, wanted.tables)]
+    kin = relatives(fitting, statements, lambda _name: (), known=there, lower_case=lower)
+    left = [name for name in fitting if name not in kin.gone]
+    names = [name for name in left if name in there or name in kin.made]
     for pattern in wanted.tables:
-        if not any(pattern.fits(name) for name in names):
+        # Where a statement is known in part only, so is what came of the tables that it names.
+        if not any(pattern.fits(name) for name in (left if kin.inseparable else names)):
             raise _missing(pattern, base, kin)
     if kin.inseparable:
         raise RefusedError(
             "these tables cannot be rolled forward without all others", detail="\n".join(kin.inseparable),
             hint="restore the whole server beside it (--datadir DIR --start), or choose a target without a replay: "
                  f"backup:{base.backup_id}")
-    remarks = tuple(f"{name.shown} is needed, too: {why}" for name, why in kin.reasons.items())
-    return _Resolved(tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, remarks)
+    remarks = [f"{name.shown} is needed, too: {why}" for name, why in kin.reasons.items()]
+    if len(remarks) > _NAMED:
+        more = ", ".join(name.shown for name in list(kin.reasons)[_NAMED:])
+        remarks = [*remarks[:_NAMED], f"so are {len(kin.reasons) - _NAMED} more tables: {more}"]
+    return _Resolved(tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, tuple(remarks))
 
 
 def _missing(pattern: TablePattern, base: Plan, kin: Relatives) -> NotFoundError:
@@ -196,11 +252,21 @@ def _missing(pattern: TablePattern, base: Plan, kin: Relatives) -> NotFoundError
                          hint="names are case-sensitive: schema.table, with * for any text")
 
 
-def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec) -> Iterator[Transaction]:
+def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, flavour: Flavour) -> Iterator[Transaction]:
+    """Raises RefusedError for what no replay can be narrowed down over: MySQL's applier stops at XA transactions when
+    it has filters (error 3898)."""
     server = wiring.settings.server(server_name)
     targets = Targets(wiring, server_name, wiring.catalog.binlogs.branches(server_name), prefer=_preferred(server))
     for leg in replay.legs:
-        yield from (one for one in targets.within(leg) if one.statement)
+        for one in targets.within(leg):
+            if one.state and flavour is not Flavour.MARIADB:
+                raise RefusedError(
+                    "single tables cannot be rolled forward over XA transactions on this server",
+                    detail=f"{one.gtid or f'byte {one.start}'} is one, of {format_time(one.at)}",
+                    hint="restore the whole server beside it (--datadir DIR --start) and copy the tables, or choose a "
+                         "target without a replay, or one before that transaction")
+            if one.statement:
+                yield one
 
 
 def _preferred(server: ServerSettings) -> tuple[str, ...]:
@@ -218,7 +284,3 @@ def _bytes(chain: Iterable[Loaded]) -> tuple[int, int]:
     headers = [loaded.header for loaded in chain]
     stored = {item.name: item.size for header in headers for item in header.objects}
     return sum(stored.values()), sum(header.stats.bytes_source for header in headers)
-
-
-def _lower(variables: Mapping[str, str]) -> bool:
-    return variables.get("lower_case_table_names") == "1"

@@ -12,13 +12,14 @@ import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from backupd.backup.counting import RowCounter, counting_statement
 from backupd.backup.intake import Intake
 from backupd.backup.opening import BlockedCommits, NotOpenedError
-from backupd.backup.tablewatch import TableWatch
+from backupd.backup.tablewatch import DROPPED, TableWatch
+from backupd.backup.waitwatch import WaitWatch
 from backupd.engine.client import Connection
 from backupd.engine.ddl import TableDefinition
 from backupd.engine.dumping import DumpRequest, DumpRun, DumpTable, DumpTool
@@ -65,7 +66,8 @@ class Written:
 @dataclass(frozen=True, slots=True)
 class Passed:
     """What a pass came to. ``bad``: why a table is not good; ``blamed``: the tool, where that is its doing. ``early``:
-    tables that were gone before the snapshot. ``trouble``: for people."""
+    tables that were gone before the snapshot. ``trouble``: for people. ``prepared``: XA transactions that were prepared
+    at ``position``. ``renamed``: of those that are gone, their names now."""
 
     position: Position
     blocked: float
@@ -75,12 +77,16 @@ class Passed:
     early: frozenset[TableName]
     present: frozenset[TableName]
     trouble: tuple[str, ...] = ()
+    prepared: tuple[str, ...] = ()
+    renamed: Mapping[TableName, TableName] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
     """``folder``: private, on a disk. ``steady``: engines that read a snapshot. ``ready`` is called before each attempt
-    to open the snapshots; it returns when nothing long is in their way, or raises."""
+    to open the snapshots; it returns when nothing long is in their way, or raises. ``opened`` is called when they are
+    there, and says which tables are not defined any more as ``wanted`` says, and why. ``notice`` is told, from a
+    thread, who waits for locks of the dump, and "" when nobody does any more."""
 
     connection: Connection
     folder: Path
@@ -92,6 +98,8 @@ class PassSettings:
     throttle: Throttle
     pressure: Callable[[], str]
     ready: Callable[[], None]
+    opened: Callable[[], Mapping[TableName, str]]
+    notice: Callable[[str], None]
     cancel: threading.Event | None
     on_stderr: Callable[[str], None] | None
     log: Path | None
@@ -117,14 +125,20 @@ def dump(settings: PassSettings, watch: TableWatch, wanted: Sequence[Wanted], pa
         opened = outer.enter_context(_opened(settings, wanted))
         counter = opened.counter
         present, early = _first_look(watch, wanted)
+        stale = settings.opened()
         if counter is not None:
             counter.start({one.name: counting_statement(one.name, versioned=one.definition.columns.versioned)
                            for one in wanted if _is_steady(settings, one)})
-        ended = intake.take([run for _tool, run, _tables in opened.runs], [counter] if counter is not None else [])
-        trouble = _counted(counter, settings.cancel)
+        with WaitWatch(settings.connection, [one.name for one in wanted], bound=settings.max_lock,
+                       tell=settings.notice, log=settings.log) as waits:
+            ended = intake.take([run for _tool, run, _tables in opened.runs], [counter] if counter is not None else [])
+            uncounted = _counted(counter, settings.cancel)
+        trouble = (*opened.trouble, *uncounted, *waits.warnings)
         counts = counter.counts if counter is not None else {}
         bad = _verdicts(opened, ended)
-        changed = watch.judged([one.name for one in wanted])
+        changed = {one.name: stale[one.name] for one in wanted if one.name in stale}
+        changed |= watch.judged([one.name for one in wanted])
+        renamed = _renamed(watch, [name for name, why in changed.items() if why == DROPPED])
         bad |= {name: f"{why} ({bad[name]})" if name in bad else why for name, why in changed.items()}
         good: dict[TableName, Written] = {}
         blamed: dict[TableName, DumpTool] = {}
@@ -141,7 +155,8 @@ def dump(settings: PassSettings, watch: TableWatch, wanted: Sequence[Wanted], pa
                     continue
                 received = intake.keep(one.name)
                 good[one.name] = Written(rows, received.bytes, received.files, tool, _note(settings, one))
-    return Passed(opened.position, opened.blocked, good, bad, blamed, early, present, trouble)
+    return Passed(opened.position, opened.blocked, good, bad, blamed, early, present, trouble,
+                  opened.prepared, renamed)
 
 
 # -- before
@@ -153,6 +168,8 @@ class _Opened:
     counter: RowCounter | None
     position: Position
     blocked: float
+    prepared: tuple[str, ...]
+    trouble: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -160,6 +177,7 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
     """All snapshots. A tool that cannot begin gives its tables to the next one."""
     broken: dict[DumpTool, ToolError] = {}
     attempt = 0
+    longest = 0.0
     while True:
         settings.ready()
         shares = _shares(wanted, broken)
@@ -168,8 +186,9 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
                          for tool, tables in shares.items())
             counter = stack.enter_context(RowCounter(settings.connection)) if settings.count_rows else None
             beginning: DumpTool | None = None
+            moment = BlockedCommits(settings.connection, max_seconds=settings.max_lock)
             try:
-                with BlockedCommits(settings.connection, max_seconds=settings.max_lock) as moment:
+                with moment:
                     if counter is not None:
                         counter.open(moment.position)
                     for tool, run, _tables in runs:
@@ -185,9 +204,19 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
                 broken[beginning] = error
                 continue
             else:
-                yield _Opened(runs, counter, moment.position, moment.seconds)
+                longest = max(longest, moment.seconds)
+                yield _Opened(runs, counter, moment.position, longest, moment.prepared, _overstayed(settings, longest))
                 return
+        longest = max(longest, moment.seconds)
         _wait(settings.cancel, _PAUSE_SECONDS * 2 ** (attempt - 1))
+
+
+def _overstayed(settings: PassSettings, seconds: float) -> tuple[str, ...]:
+    if seconds <= settings.max_lock:
+        return ()
+    words = (f"commits may have been blocked for up to {seconds:.1f} s, longer than logical.max_lock allows "
+             f"({settings.max_lock:g} s): this program or its machine stood still, or the server was slow to answer")
+    return (words,)
 
 
 def _shares(wanted: Sequence[Wanted], broken: Mapping[DumpTool, ToolError]) -> dict[DumpTool, tuple[Wanted, ...]]:
@@ -217,6 +246,12 @@ def _first_look(watch: TableWatch, wanted: Sequence[Wanted]) -> tuple[frozenset[
 
 
 # -- afterwards
+
+
+def _renamed(watch: TableWatch, names: Sequence[TableName]) -> Mapping[TableName, TableName]:
+    with contextlib.suppress(ServerError):  # then they count as dropped
+        return watch.renamed(names)
+    return {}
 
 
 def _counted(counter: RowCounter | None, cancel: threading.Event | None) -> tuple[str, ...]:

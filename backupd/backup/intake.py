@@ -18,13 +18,12 @@ from typing import Protocol, Self
 from backupd.backup.counting import RowMeter
 from backupd.engine.dumping import DumpedFile, DumpRun
 from backupd.model.dump import data_path
-from backupd.model.errors import CancelledError, ToolError
+from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.manifest import BUNDLE_LIMIT
 from backupd.model.table import TableName
 from backupd.process.throttle import Throttle
 from backupd.transfer.pack import Packer
 
-_CHUNK = 1024 * 1024
 _LOOK_SECONDS = 0.2
 _RESUME = 0.5
 """Of the bound, below which the tools go on."""
@@ -100,12 +99,12 @@ class Intake:
 
     def keep(self, table: TableName) -> Received:
         """``table`` is good: pack what is still on the disk, and tell what there is of it."""
-        received = self._received.pop(table, Received())
+        received = self._received.setdefault(table, Received())
         received.small.sort(key=lambda file: (len(file.path.name), file.path.name))
         for file in received.small:
             self._pack(file, received, RowMeter())
         received.small.clear()
-        return received
+        return self._received.pop(table)
 
     def drop(self, table: TableName) -> None:
         """``table`` is not part of the backup: take back what was packed of it."""
@@ -123,6 +122,9 @@ class Intake:
     ) -> None:
         for thread in self._threads:
             thread.join()
+        if isinstance(error, ServerError | ToolError):  # others are of the whole backup
+            for table in tuple(self._received):
+                self.drop(table)
 
     # -- inside
 
@@ -180,11 +182,15 @@ class Intake:
         path = data_path(file.table, len(received.paths))
         received.paths.append(path)
         offset = 0
-        for content in _read(file):
-            self._pass(len(content))
-            self._packer.data(path, offset, memoryview(content))
-            meter.add(content)
-            offset += len(content)
+        try:
+            for content in _read(file):
+                self._pass(len(content))
+                self._packer.data(path, offset, memoryview(content))
+                meter.add(content)
+                offset += len(content)
+        except ToolError:  # whoever drops the table can only drop what has ended
+            self._packer.end(path)
+            raise
         self._packer.end(path)
         file.path.unlink(missing_ok=True)
 
@@ -224,9 +230,7 @@ class Intake:
 
 def _read(file: DumpedFile) -> Iterator[bytes]:
     try:
-        with file.path.open("rb") as source:
-            while content := source.read(_CHUNK):
-                yield content
+        yield from file.blocks()
     except OSError as error:
         raise ToolError(f"a file of the dump cannot be read: {error.strerror}", detail=str(file.path),
                         hint="is the disk of the spool all right? See dmesg") from error

@@ -13,27 +13,40 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from typing import TypeVar
 
 from backupd.backup.commit import BackupSpec, Captured, making
 from backupd.backup.dumppass import Passed, PassSettings, Wanted, dump
 from backupd.backup.intake import together
-from backupd.backup.opening import clear_way
-from backupd.backup.tablewatch import DROPPED, TableWatch
+from backupd.backup.opening import clear_way, listed
+from backupd.backup.tablewatch import ALTERED, DROPPED, RENAMED, TableWatch
 from backupd.engine.client import Session
 from backupd.engine.ddl import TableDefinition, read_tables, write_definition, write_triggers
 from backupd.engine.dumping import DumpTable, DumpTool
+from backupd.engine.grants import read_grants
 from backupd.engine.schemascripts import SchemaScripts, read_schema
 from backupd.engine.selection import Selection
 from backupd.engine.tablecheck import check
-from backupd.engine.tables import SYSTEM_SCHEMAS, Table, list_tables
+from backupd.engine.tables import SYSTEM_SCHEMAS, Table, hurry, list_tables
+from backupd.engine.visibility import unreadable, unseen
+from backupd.engine.xa import not_a_base
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
-from backupd.model.dump import DumpedTable, DumpFacts, Outcome, definition_path, triggers_path
-from backupd.model.errors import RefusedError, ServerError, ToolError
+from backupd.model.dump import PREPARED_XA, DumpedTable, DumpFacts, Outcome, definition_path, triggers_path
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    DestinationError,
+    NotFoundError,
+    RefusedError,
+    ServerError,
+    StreamError,
+    ToolError,
+)
 from backupd.model.manifest import BodyFacts, Header
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Position, Receipts
-from backupd.model.table import TableName
+from backupd.model.table import TableName, TablePattern
 from backupd.transfer.pack import Packer
 
 _SETTINGS = ("character_set_server", "collation_server", "sql_mode", "lower_case_table_names", "time_zone",
@@ -41,7 +54,9 @@ _SETTINGS = ("character_set_server", "collation_server", "sql_mode", "lower_case
 _STEADY = "SELECT ENGINE FROM information_schema.ENGINES WHERE TRANSACTIONS = 'YES'"
 _SCHEMAS = "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"
 _BEFORE = "it was dropped before the snapshot was taken"
+_SINCE = "it was made while the backup ran"
 _TOLD = 20
+_Read = TypeVar("_Read")
 
 
 def _no_pressure() -> str:
@@ -51,15 +66,16 @@ def _no_pressure() -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogicalSpec(BackupSpec):
     """Every decision about one logical backup. ``select``: which of the server's tables; ``whole``: is this schema
-    wanted with its views, routines and events? ``tools``: best first. ``folder``: empty, private, on a disk.
-    ``max_lock``: seconds that commits may be blocked for. ``long_queries``: statements that run for longer (seconds)
-    are waited for, at most for ``patience`` seconds (0: not at all), before commits are blocked. ``pressure``: why the
-    server should be left alone, or nothing."""
+    wanted with its views, routines and events? ``include``: the patterns behind both. ``tools``: best first.
+    ``folder``: empty, private, on a disk. ``max_lock``: seconds that commits may be blocked for. ``long_queries``:
+    statements that run for longer (seconds) are waited for, at most for ``patience`` seconds (0: not at all), before
+    commits are blocked. ``pressure``: why the server should be left alone, or nothing."""
 
     select: Callable[[Iterable[Table]], Selection]
     whole: Callable[[str], bool]
     tools: tuple[DumpTool, ...]
     folder: Path
+    include: tuple[TablePattern, ...] = ()
     table_set: str = ""
     threads: int = 4
     chunk_bytes: int = 64 * 1024 * 1024
@@ -117,8 +133,12 @@ class _Dumping:
         self._known: set[TableName] = set()
         self._outcomes: dict[TableName, DumpedTable] = {}
         self._definitions: dict[TableName, TableDefinition] = {}
+        self._under_way: Mapping[TableName, TableDefinition] = {}
         self._scripts: dict[str, SchemaScripts] = {}
         self._warnings: list[str] = []
+        self._prepared: dict[str, None] = {}
+        self._renamed: dict[TableName, TableName] = {}
+        self._notice = ""
         self._blamed: dict[TableName, DumpTool] = {}
         self._by_tool: Counter[DumpTool] = Counter()
         self._done = self._files = self._expected = 0
@@ -148,26 +168,30 @@ class _Dumping:
     def _pass(self, only: Sequence[TableName]) -> tuple[Passed, Sequence[Wanted]]:
         """Dump everything that is selected, or ``only`` these."""
         spec = self._spec
-        with contextlib.closing(TableWatch(spec.connection)) as watch:
+        self._ready()  # what changes while something is waited for later would have to be dumped again
+        with contextlib.closing(self._listed(lambda: TableWatch(spec.connection))) as watch:
             with spec.connection.connect() as session:
+                hurry(session)
                 wanted = self._wanted(session, watch, only)
             settings = PassSettings(
                 connection=spec.connection, folder=spec.folder, threads=spec.threads, chunk_bytes=spec.chunk_bytes,
                 max_lock=spec.max_lock, count_rows=spec.count_rows, steady=self._steady, throttle=spec.throttle,
-                pressure=spec.pressure, ready=self._ready, cancel=self._cancel, on_stderr=self._on_stderr,
-                log=self._log)
+                pressure=spec.pressure, ready=self._ready, opened=self._redefined, notice=self._noticed,
+                cancel=self._cancel,
+                on_stderr=self._on_stderr, log=self._log)
             return dump(settings, watch, wanted, self._packer, self._arrived), wanted
 
     def _wanted(self, session: Session, watch: TableWatch, only: Sequence[TableName]) -> Sequence[Wanted]:
         """Tables whose rows are to be dumped. Of the others it is said what became of them."""
         spec = self._spec
         self._steady = frozenset(str(name) for (name,) in session.query(_STEADY))
-        selection = spec.select(list_tables(session))
+        selection = spec.select(self._listed(lambda: list_tables(session, strict=True)))
+        grants = read_grants(session)
         if only:
             chosen = [table for table in selection.taken if table.name in set(only)]
         else:
             chosen = list(selection.taken)
-            self._warnings += selection.warnings
+            self._warnings += (*selection.warnings, *unseen(grants, spec.include))
             for name, reason in selection.skipped:
                 self._tell(DumpedTable(name, Outcome.SKIPPED, reason=reason))
             if not chosen and not selection.skipped:
@@ -175,10 +199,12 @@ class _Dumping:
                                    hint="look at logical.tables in the policy, and at what the account may see: it "
                                         "needs SELECT, and SHOW VIEW, TRIGGER, EVENT for what goes with tables")
         self._known |= {table.name for table in chosen}
-        self._read_schemas(session, (table.name.schema for table in chosen))
         self._report(Progress("check", files_total=len(chosen)))
-        broken = check(session, chosen, repair=spec.repair, tell=self._warnings.append, cancel=self._cancel)
+        closed = unreadable(session, grants, (table.name for table in chosen))
+        broken = {**closed, **check(session, [table for table in chosen if table.name not in closed],
+                                    repair=spec.repair, tell=self._warnings.append, cancel=self._cancel)}
         definitions = read_tables(session, [table.name for table in chosen if table.name not in broken])
+        self._under_way = definitions.tables
         present = watch.present() if definitions.failed else frozenset()
         found: list[Wanted] = []
         for table in chosen:
@@ -198,6 +224,23 @@ class _Dumping:
         self._expected += sum(one.table.size for one in found)
         return found
 
+    def _redefined(self) -> Mapping[TableName, str]:
+        """Once the snapshots are open: the tables whose definitions are not those that were read before, and why. What
+        stands between both readings belongs to the snapshots. Schemas are read only now."""
+        stale: dict[TableName, str] = {}
+        with self._spec.connection.connect() as session:
+            now = read_tables(session, self._under_way)
+            for name, before in self._under_way.items():
+                definition = now.tables.get(name)
+                if definition is None:
+                    stale[name] = now.failed[name]
+                    continue
+                self._definitions[name] = definition
+                if not definition.is_like(before):
+                    stale[name] = ALTERED
+            self._read_schemas(session, (name.schema for name in self._known))
+        return stale
+
     def _with_tools(self, table: Table, definition: TableDefinition) -> list[Wanted]:
         asked = DumpTable(table.name, table.engine, table.size)
         refusals = {tool: tool.refuses(asked, definition.columns) for tool in self._spec.tools}
@@ -215,13 +258,18 @@ class _Dumping:
         nothing_yet = not any(one.outcome is Outcome.DUMPED for one in self._outcomes.values())
         try:
             second, wanted = self._pass(names)
-        except (ServerError, ToolError) as error:
-            for name in before:
-                self._fail(name, f"{before[name]}; and could not be dumped again: {error.message}")
+        except (CancelledError, DestinationError, StreamError):  # of the whole backup
+            raise
+        except BackupdError as error:
+            why = f"{error.message}: {error.detail.splitlines()[0]}" if error.detail else error.message
+            for name in names:
+                self._tell(DumpedTable(
+                    name, Outcome.FAILED, engine=self._outcomes[name].engine if name in self._outcomes else "",
+                    reason=f"{before.get(name, _SINCE)}; and could not be dumped by itself: {why}"))
             return None
         self._settle(second, wanted, before, None if nothing_yet else second.position)
         for name in before.keys() - {one.name for one in wanted} - second.present:
-            self._fail(name, DROPPED)
+            self._lose(name)
         if second.position != position:
             count = len(second.good)
             self._warnings += [f"{count} tables were dumped by themselves after the others, and have a later position"
@@ -231,6 +279,8 @@ class _Dumping:
     def _settle(self, passed: Passed, wanted: Sequence[Wanted], before: Mapping[TableName, str] | None = None,
                 position: Position | None = None) -> None:
         self._warnings += passed.trouble
+        self._prepared |= dict.fromkeys(passed.prepared)
+        self._renamed |= passed.renamed
         self._blamed.update(passed.blamed)
         for one in wanted:
             written = passed.good.get(one.name)
@@ -252,10 +302,12 @@ class _Dumping:
         """Tables that are selected and were not there at the beginning."""
         try:
             with self._spec.connection.connect() as session:
-                return [table.name for table in self._spec.select(list_tables(session)).taken
+                hurry(session)
+                return [table.name for table in self._spec.select(list_tables(session, strict=True)).taken
                         if table.name not in self._known]
         except ServerError as error:
-            self._warnings.append(f"whether tables were made while the backup ran is not known: {error.message}")
+            self._warnings.append("whether tables were made while the backup ran is not known: "
+                                  f"{error.message}: {error.detail}")
             return []
 
     # -- the end
@@ -281,14 +333,23 @@ class _Dumping:
             tables=tuple(outcomes), schemas=self._write_schemas({one.name.schema for one in dumped}),
             table_set=self._spec.table_set, blocked=round(blocked, 3),
             settings={name: self._spec.info.variables[name] for name in _SETTINGS
-                      if name in self._spec.info.variables})
+                      if name in self._spec.info.variables} | self._xa())
+
+    def _xa(self) -> dict[str, str]:
+        if not self._prepared:
+            return {}
+        self._warnings.append(not_a_base(self._prepared))
+        return {PREPARED_XA: "; ".join(self._prepared)}
 
     def _read_schemas(self, session: Session, used: Iterable[str]) -> None:
         """The scripts of all schemas that are not read yet and are wanted as a whole, or hold one of the tables."""
         spec, wanted = self._spec, set(used)
         present = {str(name) for (name,) in session.query(_SCHEMAS)} - set(SYSTEM_SCHEMAS) - self._scripts.keys()
         for schema in sorted(name for name in present if name in wanted or spec.whole(name)):
-            scripts = read_schema(session, schema, objects=spec.whole(schema))
+            try:
+                scripts = read_schema(session, schema, objects=spec.whole(schema))
+            except NotFoundError:  # dropped just now, and its tables with it
+                continue
             self._warnings += [f"schema {schema}: {why}" for why in scripts.unread]
             self._scripts[schema] = scripts
 
@@ -307,13 +368,29 @@ class _Dumping:
     def _tell(self, table: DumpedTable) -> None:
         self._outcomes[table.name] = table
 
+    def _lose(self, name: TableName) -> None:
+        now = self._outcomes.get(self._renamed.get(name, name))
+        if now is None or now.outcome is not Outcome.DUMPED:
+            self._fail(name, DROPPED)
+        else:
+            self._tell(DumpedTable(name, Outcome.SKIPPED, engine=now.engine, reason=RENAMED.format(now.name.shown)))
+
     def _fail(self, name: TableName, reason: str) -> None:
         self._tell(DumpedTable(name, Outcome.FAILED, engine=self._outcomes[name].engine, reason=reason))
 
     def _arrived(self, table: TableName, size: int) -> None:
         self._done += size
         self._files += 1
-        self._report(Progress("dump", self._done, max(self._expected, self._done), self._files, note=table.shown))
+        note = f"{table.shown}; {self._notice}" if self._notice else table.shown
+        self._report(Progress("dump", self._done, max(self._expected, self._done), self._files, note=note))
+
+    def _noticed(self, words: str) -> None:
+        self._notice = words
+
+    def _listed(self, read: Callable[[], _Read]) -> _Read:
+        spec = self._spec
+        return listed(read, spec.connection, longer_than=spec.long_queries, patience=spec.patience,
+                      cancel=self._cancel, report=self._report)
 
     def _ready(self) -> None:
         spec = self._spec

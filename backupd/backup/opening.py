@@ -16,21 +16,26 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from backupd.engine.client import Connection, Session, error_code
 from backupd.engine.longqueries import Running, changing, running
 from backupd.engine.probe import read_dialect
 from backupd.engine.snapshot import position_now
+from backupd.engine.tables import LockedTableError
+from backupd.engine.xa import visible_xa
 from backupd.model.errors import BusyError, CancelledError, ServerError, ToolError
 from backupd.model.progress import Progress, Report
-from backupd.model.server import Position
+from backupd.model.server import Flavour, Position
 
+_Read = TypeVar("_Read")
 _SHARE = 0.8
 """Of the bound, when the timer fires: killing takes a moment, too."""
 _LOCK_WAIT_TIMEOUT = 1205
+_LOST = (2006, 2013, 4031)
+"""The server ended the session, for whatever reason: only another one can tell whether it is still there."""
 _LOOK_SECONDS = 0.5
 _LONG_UNDER_FLUSH = 1.0
 _TOLD = 10
@@ -43,9 +48,9 @@ class NotOpenedError(ServerError):
 class BlockedCommits:
     """Nobody commits within the block, which lasts for ``max_seconds`` at most. A context manager, to be used once.
 
-    ``position``: the end of the binary log in that moment. ``seconds``: for how long somebody had to wait, when it is
-    over. Entering raises NotOpenedError and ServerError; leaving raises NotOpenedError when commits went on before
-    the end of the block.
+    ``position``: the end of the binary log in that moment. ``prepared``: XA transactions that were prepared then, as
+    far as the account may see them. ``seconds``: for how long somebody had to wait, when it is over. Entering raises
+    NotOpenedError and ServerError; leaving raises NotOpenedError when commits went on before the end of the block.
     """
 
     def __init__(self, connection: Connection, *, max_seconds: float) -> None:
@@ -56,6 +61,7 @@ class BlockedCommits:
         self._over = False
         self._began = 0.0
         self.position = Position()
+        self.prepared: tuple[str, ...] = ()
         self.seconds = 0.0
 
     @property
@@ -68,8 +74,10 @@ class BlockedCommits:
             self._locker = stack.enter_context(self._connection.connect())
             guard = stack.enter_context(self._connection.connect())
             self._dialect = read_dialect(self._locker)
-            # Only where neither we nor the timer are left to end it: a server does not notice that its client died.
-            self._locker.execute(f"SET SESSION lock_wait_timeout = {max(1, math.ceil(self._max))}")
+            # For where neither we nor the timer are left to end it: a server does not notice that its client died, or
+            # was stopped, or that the machine under it was. It ends a session that says nothing, and its lock with it.
+            bound = max(1, math.ceil(self._max))
+            self._locker.execute(f"SET SESSION lock_wait_timeout = {bound}, wait_timeout = {bound}")
             try:
                 for statement in self._dialect.prepare_block:
                     self._locker.execute(statement)
@@ -83,7 +91,9 @@ class BlockedCommits:
                 for statement in self._dialect.block_commits:
                     self._locker.execute(statement)
                 self.position = position_now(self._locker, self._dialect)
+                self.prepared = visible_xa(self._locker, mariadb=self._dialect.flavour is Flavour.MARIADB)
             except ServerError as error:
+                self.seconds = time.monotonic() - self._began if self._began else 0.0
                 raise self._judged(error) from error
             self._stack = stack.pop_all()
         return self
@@ -95,9 +105,9 @@ class BlockedCommits:
             self._disarm()
             try:
                 self._locker.execute(self._dialect.unblock_commits)
-            except ServerError as lost:
+            except ServerError as lost:  # and the lock was, too: nobody knows when
                 if error is None:
-                    raise self._judged(lost) from lost
+                    raise self._too_long(lost.detail) from lost
             finally:
                 self.seconds = time.monotonic() - self._began
             if isinstance(error, ServerError | ToolError) and (self._expired or not self.left):
@@ -120,7 +130,7 @@ class BlockedCommits:
                 guard.execute(f"KILL {victim}")
 
     def _judged(self, error: ServerError) -> ServerError:
-        if self._expired or error_code(error) == _LOCK_WAIT_TIMEOUT:
+        if self._expired or error_code(error) in (_LOCK_WAIT_TIMEOUT, *_LOST):
             return self._too_long(error.detail)
         return error
 
@@ -150,6 +160,33 @@ def clear_way(connection: Connection, *, longer_than: float, patience: float, ca
             report(Progress("wait", note=f"for a long statement: {found[0]}"))
             if (cancel or threading.Event()).wait(_LOOK_SECONDS):
                 raise CancelledError("the dump was cancelled")
+
+
+def listed(read: Callable[[], _Read], connection: Connection, *, longer_than: float, patience: float,
+           cancel: threading.Event | None, report: Report) -> _Read:
+    """What ``read`` gives, which lists tables: again and again while somebody keeps one of them locked, as a CREATE
+    TABLE ... SELECT does until it has ended. Raises BusyError, which names the statement, as soon as one has taken
+    ``longer_than`` seconds and ``patience`` seconds more; and what ``read`` raises, ServerError, CancelledError."""
+    began = time.monotonic()
+    late: float | None = None
+    while True:
+        try:
+            return read()
+        except LockedTableError as locked:
+            with connection.connect() as session:
+                found = [one.by for one in changing(session)]
+            now = time.monotonic()
+            if late is None and (any(one.seconds >= longer_than for one in found) or now - began >= longer_than):
+                late = now
+            if late is not None and now - late >= patience:
+                raise BusyError(
+                    "the tables cannot be listed: a statement keeps one of them locked",
+                    detail="\n".join(str(one) for one in found[:_TOLD]) or locked.detail,
+                    hint="wait for it or end it (SHOW PROCESSLIST); or choose another time, or logical.long_queries "
+                         "and limits.max_pause in the policy") from locked
+            report(Progress("wait", note=f"for a locked table: {found[0] if found else 'SHOW PROCESSLIST tells who'}"))
+        if (cancel or threading.Event()).wait(_LOOK_SECONDS):
+            raise CancelledError("the dump was cancelled")
 
 
 def _in_the_way(session: Session, seconds: float, *, stages: bool) -> Sequence[Running]:

@@ -21,10 +21,11 @@ from backupd.backup.binarylog import Streaming, examine_binary_log
 from backupd.backup.coverage import examine_coverage
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.location import examine_location
+from backupd.backup.sight import examine_sight
 from backupd.engine.client import Connection, Session
 from backupd.engine.grants import Grants, needs, read_grants
 from backupd.engine.probe import Probed, examine, read_dialect
-from backupd.engine.tables import list_tables
+from backupd.engine.tables import hurry, list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
 from backupd.model.ids import new_id
@@ -90,6 +91,7 @@ def preflight(spec: PreflightSpec, *, now: datetime) -> list[Finding]:
 def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
     try:
         with spec.connection.connect() as session:
+            hurry(session)
             grants = _grants(session, found, binlog=spec.streaming is not None)
             probed = examine(session, tolerant=True)
             found.append(_described(spec, probed))
@@ -97,6 +99,8 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             if spec.physical:
                 found += _clashes(session, probed.info)
                 found += _tool(spec, session, probed.info)
+            if spec.logical is not None and grants is not None:
+                found += examine_sight(session, probed.info, grants, spec.logical)
             if spec.streaming is not None:
                 found += examine_binary_log(session, probed.info, spec.streaming, programs=spec.programs)
     except ServerError as problem:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Table, select
+from sqlalchemy import Table, and_, select
 
 from backupd.catalog.database import Database
 from backupd.catalog.phases import phases_from
@@ -18,6 +18,11 @@ from backupd.model.proof import Phase
 SAMPLES = 20
 """Runs of each sort that are looked at, newest first: old hardware should be forgotten."""
 
+OF_TABLES = ("extracted", "loaded", "handed_over")
+_WHOLE = "/%"
+"""Restores of whole servers have the path of a data directory; those of tables tell which ones, and where to."""
+_TELLING = 4 * 1024 * 1024
+"""Bytes of rows from which on a speed means something: below, it is the time that starting takes."""
 _SHORTEST = 0.001
 """Seconds below which a phase says nothing about speed."""
 
@@ -52,16 +57,27 @@ class Rates:
         """Rates by phase name, from the server's own successful runs; phases it never ran, from all servers' runs."""
         return {**rates(self._phases(None), None), **rates(self._phases(server), server)}
 
+    def of_tables(self, server: str) -> Mapping[str, Rate]:
+        """Rates of what only restores of tables do (``OF_TABLES``), likewise. Their other phases work on next to
+        nothing and say nothing about a whole server."""
+        of_tables = and_(restores.c.state == str(JobState.SUCCEEDED), restores.c.datadir.not_like(_WHOLE))
+        found = {}
+        for whose in (None, server):
+            phases = [phase for phase in self._recent(restores, of_tables, whose)
+                      if phase.name in OF_TABLES and phase.bytes >= _TELLING]
+            found.update(rates(phases, whose))
+        return found
+
     def _phases(self, server: str | None) -> list[Phase]:
         succeeded = str(JobState.SUCCEEDED)
         found: list[Phase] = []
         # A failed test restore still fetched and prepared at a true speed only up to its failing phase, whose time
         # means nothing; so only good ends count.
         for table, state, values in ((jobs, jobs.c.state, (succeeded, str(JobState.PARTIAL))),
-                                     (restores, restores.c.state, (succeeded,)),
                                      (proofs, proofs.c.outcome, ("proved", "restored"))):
             found.extend(self._recent(table, state.in_(values), server))
-        return found
+        whole = and_(restores.c.state == succeeded, restores.c.datadir.like(_WHOLE))
+        return [*found, *self._recent(restores, whole, server)]
 
     def _recent(self, table: Table, good: Any, server: str | None) -> Iterable[Phase]:
         query = select(table.c.phases).where(good).order_by(table.c.finished_at.desc()).limit(SAMPLES)

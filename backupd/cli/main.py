@@ -17,6 +17,7 @@ from backupd.cli.failure import explained
 from backupd.cli.options import Config, Json, remember
 from backupd.cli.screen import Screen, mute
 from backupd.cli.session import StoppedError, session
+from backupd.process.memory import return_large_blocks
 
 app = typer.Typer(
     help="Backups of MySQL and MariaDB that are proved to restore.",
@@ -124,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 success, 1 failure, 2 wrong usage or invalid configuration, 128 + the signal that stopped it.
     """
     _hold_standard_descriptors()
+    return_large_blocks()
     try:
         with _stoppable():
             app(args=None if argv is None else list(argv), prog_name="backupd")

@@ -55,7 +55,7 @@ def guarded(context: typer.Context, as_json: bool) -> Iterator[Screen]:
         raise typer.Exit(told.exit_code) from None
     except KeyboardInterrupt as interrupt:
         number = interrupt.number if isinstance(interrupt, StoppedError) else 2
-        complain([("interrupted", "")])
+        complain([("interrupted", ""), *((note, "") for note in getattr(interrupt, "__notes__", ()))])
         raise typer.Exit(128 + number) from None
 
 

@@ -15,6 +15,7 @@ from backupd.cli.session import Session, session
 from backupd.model.units import format_duration, format_size
 
 if TYPE_CHECKING:
+    from backupd.app.tables import Leftover
     from backupd.cli.screen import Screen
     from restore.difference import TableDifference
     from restore.tableplan import TablePlan
@@ -139,7 +140,7 @@ def restore_tables(
             triggers=(triggers or TriggersOf.BACKUP).value, exclude=exclude,
             source=source.value if source else None, report=report)
     document = outcome.as_json()
-    run.screen.done = f"the tables were restored into {into or sql}" if outcome.done else "the tables were compared"
+    run.screen.done = f"the tables were restored into {into or sql}" if outcome.done else "no table was replaced"
     run.screen.document(document)
     show_tables(run.screen, document)
     if not outcome.is_good:
@@ -156,13 +157,17 @@ def show_tables(screen: Screen, outcome: dict[str, Any]) -> None:
         ("backup", f"{outcome['backup']} ({outcome['way']})"),
         ("state of", position_text(place["file"], place["pos"], place["gtid"])),
         ("into", outcome["into"] or outcome["folder"] or ""),
-        ("replaced", "" if outcome["done"] else "nothing: this was a comparison"),
+        ("replaced", "" if outcome["done"] else
+         "nothing: no table could be restored" if all(one["trouble"] for one in outcome["tables"]) else
+         "nothing: the live tables are as they were"),
     ))
     screen.line()
+    as_files = any(one["how"] != "rows" for one in outcome["tables"])
     screen.table(
-        ("TABLE", "BECAME", "ROWS", "THE ONE BEFORE IT"),
+        ("TABLE", "BECAME", "ROWS", *(("LOADED AS",) if as_files else ()), "THE ONE BEFORE IT"),
         ((one["source"], one["target"] if outcome["done"] and not one["trouble"] else "",
-          "" if one["rows"] is None else str(one["rows"]), one["aside"] or "") for one in outcome["tables"]),
+          "" if one["rows"] is None else str(one["rows"]), *((one["how"],) if as_files else ()), one["aside"] or "")
+         for one in outcome["tables"]),
         right=("ROWS",))
     for one in outcome["tables"]:
         if one["trouble"]:
@@ -202,9 +207,11 @@ def _show_objects(screen: Screen, objects: dict[str, Any]) -> None:
 def difference_text(found: dict[str, Any]) -> str:
     """How a restored table differs from the live one, in a few lines."""
     if not found["comparable"]:
-        return f"{found['live']}: cannot be compared with the restored one: {found['why_not']}"
+        head = f"{found['live']}: cannot be compared with the restored one: {found['why_not']}"
+        return "\n".join([head, *(f"  {line}" for line in found["definition_differs"])])
     if not (found["missing"] or found["added"] or found["changed"]):
-        head = f"{found['live']}: equal to the restored one, {found['live_rows']} rows"
+        head = (f"{found['live']}: equal to the restored one, {found['live_rows']} rows" if found["same"] else
+                f"{found['live']}: the same {found['live_rows']} rows as the restored one, another definition")
     else:
         head = (f"{found['live']}: {found['live_rows']} rows, the restored one {found['restored_rows']}: "
                 f"{found['missing']} are missing, {found['changed']} changed, {found['added']} added since")
@@ -215,7 +222,7 @@ def difference_text(found: dict[str, Any]) -> str:
             keys = ", ".join("/".join(key) for key in sample[:_SHOWN])
             more = ", ..." if found[name] > len(sample[:_SHOWN]) else ""
             lines.append(f"  {name}, by {'/'.join(found['key'])}: {keys}{more}")
-    lines += [f"  {line}" for line in found["columns_differ"]]
+    lines += [f"  {line}" for line in (*found["remarks"], *found["columns_differ"], *found["definition_differs"])]
     return "\n".join(lines)
 
 
@@ -261,20 +268,35 @@ def leftovers(
         str | None,
         typer.Option("--drop", metavar="ID|all", show_default=False,
                      help="Remove what this restore left, or all that nobody is at. A hand-over that had begun is "
-                     "finished first."),
+                     "taken back first, or finished if its tables have changed places."),
     ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """List what unfinished restores of tables left on a server, in staging schemas. The same restore goes on with it."""
+    """List what unfinished restores of tables left on a server, in staging schemas."""
     with session(context, config, as_json) as run:
         found = run.service.leftovers(server, drop)
         run.screen.document([one.as_json() for one in found])
         run.screen.table(
             ("RESTORE", "BEGUN", "TABLES", "BYTES", "STATE"),
-            ((one.staging.restore_id, f"{one.staging.begun:%Y-%m-%d %H:%M}" if one.staging.begun else "",
+            ((one.restore_id, f"{one.staging.begun:%Y-%m-%d %H:%M}" if one.staging.begun else "",
               str(one.staging.tables), format_size(one.staging.bytes),
               "dropped" if one.dropped else "being worked at" if one.staging.active else "waits") for one in found),
             right=("TABLES", "BYTES"))
+        for one in found:
+            if one.pending is not None:
+                names = ", ".join(name.shown for name in one.pending.tables)
+                run.screen.line(f"{one.restore_id}: {_hand_over_text(names, one)}", style="yellow")
         if not found:
             run.screen.line("nothing")
+
+
+def _hand_over_text(names: str, one: Leftover) -> str:
+    if one.dropped:
+        return (f"the hand-over of {names} was finished: the new tables are in their places" if one.finished else
+                f"the hand-over of {names} was taken back: every table is as it was")
+    if one.staging.active:
+        return f"hands over {names} right now"
+    return (f"{names}: the new tables are in their places, foreign keys and triggers may be missing; the same restore, "
+            "or --drop, finishes that" if one.pending is not None and one.pending.renamed else
+            f"was stopped before it replaced {names}; the same restore, or --drop, takes back what it had begun")

@@ -21,6 +21,9 @@ from backupd.process.redact import redact
 
 CHANNEL = "backupd"
 """The replication connection that a replay uses: others of the copy are not touched."""
+OF_SOME_TABLES = ("restore the whole server beside it (--datadir DIR --start) and copy the tables, or choose another "
+                  "target (backup:ID needs no replay)")
+"""What to do when some tables cannot be replayed: there is no other way to narrow a replay down."""
 QUIET_SECONDS = 5.0
 """How long an applier that says it has nothing to do may stand somewhere else than at the end."""
 _PAUSES = (0.02, 0.15)
@@ -69,18 +72,21 @@ def wait(
     done: Callable[[Standing], bool],
     moved: Callable[[Standing], None],
     cancel: threading.Event | None,
+    *,
+    narrowed: bool = False,
 ) -> Standing:
-    """Look until ``done``; gives the last look. Raises as ``Applier.apply``."""
+    """Look until ``done``; gives the last look. ``narrowed``: are only some tables replayed? Raises as
+    ``Applier.apply``."""
     pause, longest = _PAUSES
     last: Standing | None = None
     since = time.monotonic()
     while True:
         if cancel is not None and cancel.is_set():
             raise CancelledError("the replay was cancelled", hint="the copy stands somewhere between start and target")
-        now = _looked(server, look)
+        now = _looked(server, look, narrowed=narrowed)
         for code, text, thread in ((*now.sql, "apply"), (*now.io, "receive")):
             if code:
-                _fail(code, text, thread, now)
+                _fail(code, text, thread, now, narrowed=narrowed)
         if done(now):
             return now
         if now != last:
@@ -92,19 +98,28 @@ def wait(
         pause = min(pause * 1.3, longest)
 
 
-def _looked(server: LaunchedServer, look: Callable[[], Standing]) -> Standing:
+def other_way(*, narrowed: bool) -> str:
+    """The hint where nothing better is known."""
+    return OF_SOME_TABLES if narrowed else "the pipe (--replay-with pipe) is the other way"
+
+
+def _looked(server: LaunchedServer, look: Callable[[], Standing], *, narrowed: bool) -> Standing:
     try:
         return look()
     except ServerError as error:
         if server.running:
             raise
         raise ToolError("the restored copy ended while logs were replayed onto it", detail=server.log_tail(),
-                        hint="its own log above tells why; the pipe (--replay-with pipe) is the other way") from error
+                        hint=f"its own log above tells why; {other_way(narrowed=narrowed)}") from error
 
 
+_XAER_NOTA = 1397
 _HINTS: Mapping[int, str] = {
     1032: "the copy lacks a row that the logs change: backup and logs are not of one history, or the source changed "
           "rows without logging them; test an older backup",
+    _XAER_NOTA: "an XA transaction was prepared before the place that the backup stands for, and ended behind it, so "
+                "that the copy does not know it: take a backup from before it was prepared or after it ended; physical "
+                "backups hold prepared transactions (--from physical)",
     1062: "the copy has a row already that the logs insert: the replay began too early, or rows were written without "
           "logging them; test an older backup",
     1146: "the copy lacks a table that the logs use, such as a temporary one from before the backup",
@@ -114,6 +129,8 @@ _HINTS: Mapping[int, str] = {
 }
 
 
+_OF_HISTORY = frozenset({1032, 1062})
+"""Errors whose hints are as likely when only some tables are replayed."""
 _ELSEWHERE = re.compile(r"\b(DATA|INDEX)\s+DIRECTORY\b", re.IGNORECASE)
 _NO_FOLDER_ELSEWHERE = (
     "the statement makes files in a folder of its own (DATA DIRECTORY), and a copy writes into no folder but its own, "
@@ -125,12 +142,15 @@ def hint_of_statement(text: str) -> str:
     return _NO_FOLDER_ELSEWHERE if _ELSEWHERE.search(text) else ""
 
 
-def _fail(code: int, text: str, thread: str, now: Standing) -> NoReturn:
+def _fail(code: int, text: str, thread: str, now: Standing, *, narrowed: bool) -> NoReturn:
+    hint = _HINTS.get(code, f"the text above is the server's; {other_way(narrowed=narrowed)}")
+    if narrowed and thread == "apply" and code != _XAER_NOTA:
+        known = f"{_HINTS[code]}; or " if code in _OF_HISTORY else ""
+        hint = f"{known}it needs tables that this replay leaves out: {OF_SOME_TABLES}"
     raise ServerError(
         f"the copy cannot {thread} the logs any further (error {code})",
         detail=f"{redact(text)}\nit stands at {now.file}:{now.pos} {now.gtids}".rstrip(),
-        hint=hint_of_statement(text) or _HINTS.get(
-            code, "the text above is the server's; the pipe (--replay-with pipe) is the other way"))
+        hint=hint_of_statement(text) or hint)
 
 
 def place(file: str, pos: int, files: Sequence[tuple[str, int]]) -> int:

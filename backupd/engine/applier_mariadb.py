@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from backupd.engine.applier import CHANNEL, Standing, wait
+from backupd.engine.applier import CHANNEL, OF_SOME_TABLES, Standing, wait
 from backupd.engine.client import Session
 from backupd.engine.launch import LaunchedServer
 from backupd.engine.logsource import HOST, USER, LogSource
@@ -74,7 +74,7 @@ class MariadbApplier:
              cancel: threading.Event | None) -> None:
         before = self._count()
         self._session.execute(f"START SLAVE '{CHANNEL}'{until}")
-        wait(self._server, self._look, done, moved, cancel)
+        wait(self._server, self._look, done, moved, cancel, narrowed=bool(self._tables))
         self._session.execute(f"STOP SLAVE '{CHANNEL}'")
         self._applied += self._count() - before
 
@@ -106,13 +106,15 @@ class MariadbApplier:
         return all(now.last.get(domain) == gtid for domain, gtid in there.last.items())
 
 
-def refuse_repeated(found: Walk) -> None:
-    """Raises RefusedError when GTIDs do not tell which transaction is meant."""
+def refuse_repeated(found: Walk, *, narrowed: bool = False) -> None:
+    """Raises RefusedError when GTIDs do not tell which transaction is meant. ``narrowed``: are only some tables
+    replayed?"""
     if found.twice:
         raise RefusedError(
             "the logs hold a GTID twice: the copy's own applier would begin or end at the wrong one",
             detail=f"{', '.join(found.twice[:_NAMED])}: the source ran with gtid_strict_mode=OFF",
-            hint="replay by file and position, which does not ask for GTIDs: --replay-with pipe")
+            hint=OF_SOME_TABLES if narrowed else
+            "replay by file and position, which does not ask for GTIDs: --replay-with pipe")
 
 
 def position(session: Session) -> MariadbGtids:

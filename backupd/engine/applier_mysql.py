@@ -88,7 +88,7 @@ class MysqlApplier:
     def apply(self, moved: Callable[[Standing], None], cancel: threading.Event | None) -> None:
         replica = self._words.replica
         self._session.execute(f"START {replica} FOR CHANNEL '{CHANNEL}'")
-        end = wait(self._server, self._look, self._done, moved, cancel)
+        end = wait(self._server, self._look, self._done, moved, cancel, narrowed=bool(self._tables))
         self._session.execute(f"STOP {replica} FOR CHANNEL '{CHANNEL}'")
         if not self._done(end):
             raise ServerError("the applier stopped before the end of the logs",

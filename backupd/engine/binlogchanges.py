@@ -20,10 +20,16 @@ from backupd.engine.binlogrows import (
     read_table_map,
     row_images,
 )
-from backupd.engine.binlogstatement import Effect, effect, masked
+from backupd.engine.binlogstatement import READ_AT_MOST, REST_HIDDEN, Effect, effect, masked
 from backupd.model.binlog import Change, ChangeKind
 
 STATEMENT_SIZE = 1024
+"""Characters that an index keeps of statements; of those that define tables, too, before DEFINITION_SIZE."""
+DEFINITION_SIZE = READ_AT_MOST
+"""The same of one that defines a table, a view or a trigger, or renames: all that it names has to be known."""
+_CUT = " /* ... */"
+"""Stands behind what is kept of such a one when it is longer."""
+_DEFINING = frozenset({ChangeKind.CREATE, ChangeKind.ALTER, ChangeKind.RENAME, ChangeKind.OTHER})
 STATEMENTS = "data was changed by statements, not rows: a replay may give other values"
 TEMPORARY = "temporary tables in statements: a replay that begins between them fails"
 LOADS = "LOAD DATA was written as a statement"
@@ -35,6 +41,11 @@ _NO_TABLE = b"\xff\xff\xff\0\0\0"
 """The number of no table: an event that only ends a statement."""
 _KNOWN_TABLES = 5000
 """How many table maps are kept."""
+
+
+def is_cut(definition: str) -> bool:
+    """Of a statement that defines, as an index has it: is that its beginning only?"""
+    return len(definition) == STATEMENT_SIZE or definition.endswith((_CUT, REST_HIDDEN))
 
 
 class RowWatch(Protocol):
@@ -81,8 +92,8 @@ class Changes:
             changes.append(change)
         return tuple(changes), self._text
 
-    def statement(self, text: str, schema: str, *, only_begun: bool) -> None:
-        """``only_begun``: the statement does not take effect here."""
+    def statement(self, text: str, schema: str, *, only_begun: bool, whole: bool = True) -> None:
+        """``only_begun``: the statement does not take effect here. ``whole``: is ``text`` all of it?"""
         done = effect(text, schema)
         if done.data and _BY_SERVER.search(text[-_NOTE:]):
             done = replace(done, data=False)
@@ -90,7 +101,11 @@ class Changes:
             self._watch.statement(self.gtid, self._start, done)
         for change in done.changes:
             self._rows.setdefault((change.schema, change.name, ChangeKind.OTHER if only_begun else change.kind), 0)
-        if len(self._text) < STATEMENT_SIZE:
+        if not done.temporary and any(change.name and change.kind in _DEFINING for change in done.changes):
+            kept = "; ".join(filter(None, (self._text, masked(text).strip())))
+            whole = whole and len(text) <= READ_AT_MOST and len(kept) <= DEFINITION_SIZE
+            self._text = kept if whole else kept[:DEFINITION_SIZE - len(_CUT)] + _CUT
+        elif len(self._text) < STATEMENT_SIZE:
             self._text = "; ".join(filter(None, (self._text, masked(text).strip())))[:STATEMENT_SIZE]
         for is_so, remark in ((done.data, STATEMENTS), (done.temporary, TEMPORARY),
                               (done.load, LOADS)):

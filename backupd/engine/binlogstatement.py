@@ -29,6 +29,8 @@ _TELLS_SECRET = re.compile(
     rf"{_REVEALING}|\bPWD\b|IDENTIFIED\s+(?:BY|WITH|VIA)|://[^/\s]*:[^/\s]*@", re.IGNORECASE)
 """Text with a secret inside, as the connections of tables have it."""
 _BENT = re.compile(r"""\\['"]""")
+REST_HIDDEN = "'***' ..."
+"""How a masked statement ends of which nobody can tell where a secret ends."""
 _LEADING = frozenset({"OR", "REPLACE", "ONLINE", "OFFLINE", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "IGNORE",
                       "TEMPORARY", "ALGORITHM", "DEFINER", "SQL", "SECURITY", "INVOKER", "UNDEFINED", "MERGE",
                       "TEMPTABLE", "AGGREGATE"})
@@ -74,7 +76,7 @@ def _masked(text: str) -> Iterator[str]:
         elif kind == "comment":
             yield "/* *** */"
         elif _BENT.search(text):
-            yield "'***' ..."  # where such a string ends depends on the server's SQL mode
+            yield REST_HIDDEN  # where such a string ends depends on the server's SQL mode
             return
         else:
             yield "'***'"

@@ -266,7 +266,7 @@ class Assembler:
                 plain = inflated(Pull(io.BytesIO(text).read, len(text)))
             except CompressionError as error:
                 raise damaged(start, str(error)) from None
-            text = plain.take(min(READ_AT_MOST, plain.left)) if isinstance(plain, Pull) else plain
+            text = plain.take(min(READ_AT_MOST + 1, plain.left)) if isinstance(plain, Pull) else plain
         self._statement(event, schema, text)
 
     def _statement(self, event: Event, schema: bytes, raw: bytes) -> None:
@@ -283,7 +283,8 @@ class Assembler:
         if (xa := _XA.match(text)) is not None:
             self._xa_statement(event, xa[1].upper(), xa[2])
             return
-        self._changes.statement(text, schema.decode("utf-8", "replace"), only_begun=self._half_alter)
+        self._changes.statement(text, schema.decode("utf-8", "replace"), only_begun=self._half_alter,
+                                whole=len(raw) <= READ_AT_MOST)
         if not self._begun:
             self._complete(event)
 
@@ -354,7 +355,7 @@ class Assembler:
             plain = inflated(body) if kind == events.QUERY_COMPRESSED else body
         except (ValueError, CompressionError) as error:
             raise damaged(start, f"a long statement cannot be read: {error}") from None
-        return schema, plain.take(min(READ_AT_MOST, plain.left)) if isinstance(plain, Pull) else plain
+        return schema, plain.take(min(READ_AT_MOST + 1, plain.left)) if isinstance(plain, Pull) else plain
 
 
 def _decoded(raw: bytes) -> str:

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.client import Session, error_code, is_denied
+from backupd.engine.client import Session, is_denied
 from backupd.engine.dialect import Dialect
 from backupd.engine.risks import recovery_risks
 from backupd.engine.tables import Table, list_tables
+from backupd.engine.xa import visible_xa
 from backupd.model.errors import ServerError
 from backupd.model.server import ExternalPath, Flavour
 from backupd.model.table import quote_name
@@ -39,8 +40,6 @@ _ELSEWHERE = frozenset({"FEDERATED", "SPIDER", "CONNECT", "S3", "SPHINX", "NDBCL
 _TEMPORARY = frozenset({"innodb_temporary", "innodb_temp"})
 _LINKED_FILES = ("MYD", "MYI", "MAD", "MAI")
 _SHOWN = 10
-_XA_REFUSED = 1401
-"""MySQL 8 lists prepared XA transactions only to those with XA_RECOVER_ADMIN; this is how it refuses."""
 
 
 def uncovered(engines: Iterable[str], flavour: Flavour, tool: str = "") -> frozenset[str]:
@@ -99,7 +98,7 @@ def take_census(
             *_engine_warnings(user_tables, dialect.flavour),
             *_name_warnings(session, user_tables, variables),
             *_encryption_warnings(encrypted),
-            *_xa_warnings(session),
+            *_xa_warnings(session, dialect.flavour),
             *recovery_risks(variables, dialect.flavour, replica=replica),
         ),
     )
@@ -235,14 +234,8 @@ def _encryption_warnings(encrypted: Sequence[str]) -> Iterator[str]:
         yield (f"encrypted by the server, so the backup is useless without the key files of its key plugin: {shown}")
 
 
-def _xa_warnings(session: Session) -> Iterator[str]:
-    try:
-        prepared = session.query("XA RECOVER")
-    except ServerError as error:
-        if not is_denied(error) and error_code(error) != _XA_REFUSED:
-            raise
-        return
-    if prepared:
+def _xa_warnings(session: Session, flavour: Flavour) -> Iterator[str]:
+    if prepared := visible_xa(session, mariadb=flavour is Flavour.MARIADB):
         yield (
             f"{len(prepared)} prepared XA transactions wait for their coordinator; they survive backup and "
             "restore and hold their locks until XA COMMIT or XA ROLLBACK"

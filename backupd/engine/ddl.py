@@ -7,6 +7,7 @@ others.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ WHERE TRIGGER_SCHEMA = %s
 ORDER BY EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, EVENT_MANIPULATION, ACTION_TIMING, ACTION_ORDER, TRIGGER_NAME
 """
 _SEQUENCES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'SEQUENCE'"
+_NEXT_NUMBER = re.compile(r" AUTO_INCREMENT=\d+")
 _COLLATIONS = "SELECT SCHEMA_NAME, DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA"
 
 
@@ -50,6 +52,11 @@ class TableDefinition:
     @property
     def is_sequence(self) -> bool:
         return self.create.upper().startswith("CREATE SEQUENCE")
+
+    def is_like(self, other: TableDefinition) -> bool:
+        """Is it the same, but for the next AUTO_INCREMENT, which moves with the rows?"""
+        return (self.triggers == other.triggers
+                and _NEXT_NUMBER.sub("", self.create) == _NEXT_NUMBER.sub("", other.create))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +129,6 @@ def plain_session(session: Session) -> Iterator[Session]:
         own.execute("SET NAMES utf8mb4")
         own.execute(f"SET SESSION sql_mode = '', SESSION time_zone = '+00:00', SESSION sql_quote_show_create = 1, "
                     f"SESSION lock_wait_timeout = {LOCK_SECONDS}")
-        if own.query("SHOW VARIABLES LIKE 'show_gipk_in_create_table_and_information_schema'"):
-            own.execute("SET SESSION show_gipk_in_create_table_and_information_schema = 1")
         yield own
 
 

@@ -52,6 +52,8 @@ _HINTS = {flavour: f"install the client programs of {flavour}, or name the progr
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f.]+")
 _COLUMN_NAME = re.compile(r"[^\x00-\x1f\x7f]+")
+_MADE_KEY = "my_row_id"
+"""What MySQL calls a primary key that it makes by itself; clients before 9 cannot be told to ask for it."""
 _NO_LIMIT = 2**64 - 1
 _BLOCK = 1024 * 1024
 _TICK = 0.05
@@ -98,6 +100,8 @@ class ClientDump:
                 yield f"{name} loses the sign of a negative zero in its column {column.name} of type double"
             if column.kind == "enum" and has_empty_member(column.type):
                 yield f"{name} takes a failed value of its column {column.name} for the member ''"
+            if column.invisible and column.name == _MADE_KEY:
+                yield f"{name} loses its column {column.name} where the server hides the keys that it made"
             if not _COLUMN_NAME.fullmatch(column.name):
                 yield f"{name} prints the name of one of its columns over several lines"
 

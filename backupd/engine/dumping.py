@@ -21,6 +21,8 @@ from backupd.engine.ddltext import Columns
 from backupd.model.server import Tool
 from backupd.model.table import TableName
 
+_BLOCK = 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class DumpTable:
@@ -53,12 +55,24 @@ class DumpRequest:
 @dataclass(frozen=True, slots=True)
 class DumpedFile:
     """One complete file: nobody writes it any more. Whoever gets it removes it. ``rows``: in this file, None where they
-    were not counted."""
+    were not counted. ``head``: what stands in the place of the first ``skip`` bytes of it; ``size`` is that of
+    ``blocks``."""
 
     table: TableName
     path: Path
     size: int
     rows: int | None = None
+    head: bytes = b""
+    skip: int = 0
+
+    def blocks(self) -> Iterator[bytes]:
+        """Its content. Raises OSError."""
+        with self.path.open("rb") as source:
+            source.seek(self.skip)
+            if self.head:
+                yield self.head
+            while content := source.read(_BLOCK):
+                yield content
 
 
 class DumpRun(Protocol):

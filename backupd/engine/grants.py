@@ -6,13 +6,19 @@ A role counts only while it is active: a granted role that is not a default role
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from backupd.engine.client import Session
+from backupd.engine.client import Session, error_code
 from backupd.engine.dialect import Dialect
+from backupd.model.errors import ServerError
 
-_GLOBAL = re.compile(r"GRANT (?P<names>.+?) ON (?P<object>\*\.\*|`(?:[^`]|``)*`\.\*) TO ", re.IGNORECASE)
+_GRANT = re.compile(
+    r"(?P<verb>GRANT|REVOKE) (?P<names>.+?) ON (?:\*\.\*|`(?P<schema>(?:[^`]|``)*)`\.(?:\*|`(?P<table>(?:[^`]|``)*)`))"
+    r" (?:TO|FROM) ", re.IGNORECASE)
+_OF_COLUMNS = re.compile(r"[\w ]+\([^)]*\)")
+_LIKE = re.compile(r"\\(.)|(%)|(_)|(.)", re.DOTALL)
+_NO_GRANT_TABLES = 1290
 _ROLE = re.compile(r"GRANT (?P<roles>[`'\"].+?) TO ", re.IGNORECASE)
 
 _SYNONYMS = {
@@ -34,14 +40,25 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """``everywhere``: privileges on *.* that are active now; ``roles``: granted roles, active or not."""
+    """``everywhere``: privileges on *.* that are active now; ``roles``: granted roles, active or not. ``schemas``:
+    privileges by pattern of schemas, as LIKE has them; ``tables``: by schema and table; ``revoked``: those on *.* that
+    do not hold in a schema."""
 
     account: str
     everywhere: frozenset[str]
     roles: tuple[str, ...]
+    schemas: tuple[tuple[str, frozenset[str]], ...] = ()
+    tables: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    revoked: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    def allow(self, privilege: str) -> bool:
-        return _EVERYTHING in self.everywhere or _plain(privilege) in self.everywhere
+    def allow(self, privilege: str, schema: str = "", table: str = "") -> bool:
+        """On *.*; with ``schema`` (which may have ``*`` in it) on all of it, with ``table`` on that one."""
+        wanted = _plain(privilege)
+        if wanted not in self.revoked.get(schema, ()) and _holds(self.everywhere, wanted):
+            return True
+        if any(_holds(names, wanted) and _is_like(schema, pattern) for pattern, names in self.schemas):
+            return True
+        return _holds(self.tables.get((schema, table), frozenset()), wanted)
 
 
 def needs(dialect: Dialect, *, binlog: bool = False) -> tuple[Need, ...]:
@@ -72,7 +89,12 @@ def needs(dialect: Dialect, *, binlog: bool = False) -> tuple[Need, ...]:
 def read_grants(session: Session) -> Grants:
     """Of the account that the session logged in as. Raises ServerError."""
     account = str(session.scalar("SELECT CURRENT_USER()"))
-    lines = [str(row[0]) for row in session.query("SHOW GRANTS")]
+    try:
+        lines = [str(row[0]) for row in session.query("SHOW GRANTS")]
+    except ServerError as error:
+        if error_code(error) != _NO_GRANT_TABLES:
+            raise
+        return Grants(account, frozenset({_EVERYTHING}), ())  # everybody may do everything there
     active = session.scalar("SELECT CURRENT_ROLE()") if _has_roles(session) else None
     if active not in (None, "NONE", "") and "mariadb" not in session.greeting.lower():
         # MySQL lists what roles give only when asked with USING; MariaDB lists it by itself.
@@ -83,19 +105,41 @@ def read_grants(session: Session) -> Grants:
 def parse_grants(account: str, lines: Sequence[str]) -> Grants:
     """Read the lines of SHOW GRANTS; they hold password hashes, so they are not kept."""
     everywhere: set[str] = set()
+    schemas: list[tuple[str, frozenset[str]]] = []
+    tables: dict[tuple[str, str], frozenset[str]] = {}
+    revoked: dict[str, frozenset[str]] = {}
     roles: list[str] = []
     for line in lines:
-        found = _GLOBAL.match(line)
-        if found and found["object"] == "*.*":
-            everywhere |= {_plain(name) for name in found["names"].split(",")}
+        if found := _GRANT.match(line):
+            names = frozenset(_plain(name) for name in _OF_COLUMNS.sub("", found["names"]).split(",")) - {""}
+            schema, table = ((half or "").replace("``", "`") for half in (found["schema"], found["table"]))
+            if found["verb"].upper() == "REVOKE":
+                revoked[schema] = revoked.get(schema, frozenset()) | names
+            elif not schema:
+                everywhere |= names
+            elif not table:
+                schemas.append((schema, names))
+            else:
+                tables[schema, table] = tables.get((schema, table), frozenset()) | names
         elif (role := _ROLE.match(line)) and " ON " not in role["roles"]:
             roles += [name.strip() for name in role["roles"].split(",")]
-    return Grants(account, frozenset(everywhere), tuple(roles))
+    return Grants(account, frozenset(everywhere), tuple(roles), tuple(schemas), tables, revoked)
 
 
 def _has_roles(session: Session) -> bool:
     greeting = session.greeting.removeprefix("5.5.5-").lower()
     return "mariadb" in greeting or not greeting.startswith(("5.", "4."))
+
+
+def _holds(names: frozenset[str], wanted: str) -> bool:
+    return _EVERYTHING in names or wanted in names
+
+
+def _is_like(schema: str, pattern: str) -> bool:
+    """``*`` in ``schema`` stands for any text, which one character of ``pattern`` is not enough for."""
+    parts = (re.escape(escaped or plain) if escaped or plain else ".*" if anything else "[^*]"
+             for escaped, anything, _one, plain in _LIKE.findall(pattern))
+    return re.fullmatch("".join(parts), schema, re.DOTALL) is not None
 
 
 def _plain(privilege: str) -> str:

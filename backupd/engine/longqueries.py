@@ -15,8 +15,10 @@ _NOT_STATEMENTS = frozenset({"sleep", "daemon", "binlog dump", "binlog dump gtid
                              "slave_io", "field list", "quit"})
 _NO_TABLES = re.compile(r"\s*(?:SELECT|DO)\s+(?:SLEEP|GET_LOCK|\w*WAIT\w*)\s*\([^()]*\)\s*;?\s*", re.IGNORECASE)
 _WAITS_FOR_US = re.compile(r"Waiting for (?:global read lock|backup lock|commit lock)", re.IGNORECASE)
+_WAITS_FOR_DEFINITION = re.compile(r"Waiting for table metadata lock", re.IGNORECASE)
 _SHOWN = 120
 _STRUCTURE = frozenset({ChangeKind.CREATE, ChangeKind.ALTER, ChangeKind.DROP})
+_ROWS = frozenset({ChangeKind.INSERT, ChangeKind.UPDATE, ChangeKind.DELETE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,19 @@ def changing(session: Session) -> tuple[Changing, ...]:
                        if change.kind in _STRUCTURE and change.name)
         if tables:
             found.append(Changing(one, tables))
+    return tuple(found)
+
+
+def waiting(session: Session) -> tuple[Changing, ...]:
+    """Statements that wait just now until nobody uses a table any more whose definition (or all rows, or name) they
+    change, as far as their text tells which. Raises ServerError."""
+    found = []
+    for one, text in _statements(session):
+        if _WAITS_FOR_DEFINITION.match(one.state):
+            tables = tuple(TableName(change.schema, change.name) for change in effect(text, one.schema).changes
+                           if change.kind not in _ROWS and change.name)
+            if tables:
+                found.append(Changing(one, tables))
     return tuple(found)
 
 

@@ -28,6 +28,8 @@ from typing import Self
 from backupd.engine.dumping import DumpedFile, DumpRequest
 from backupd.engine.insertfile import inspect
 from backupd.engine.mydumperlog import DumpLog, Metadata, read_metadata
+from backupd.engine.rowtext import settings
+from backupd.engine.tables import table_names
 from backupd.model.errors import CancelledError, ToolError
 from backupd.model.server import Tool
 from backupd.model.table import TableName
@@ -46,7 +48,6 @@ _TAIL_LINES = 12
 _FILE = re.compile(r"(?P<schema>[^.]+)\.(?P<table>[^.]+)(?:\.\d+)*\.sql")
 _BREAKS = frozenset("\r\n\0\u2029")
 """What ends a line in the list of tables to leave out."""
-_NAMES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE <> 'VIEW'"
 _HINTS = {
     "Access denied": "wrong user or password: look at defaults_file, user and password_file of this server",
     "Can't connect": "is the server running, and are host and port (or the socket) right?",
@@ -244,7 +245,9 @@ class MyDumperRun:
             path.unlink()
             return None
         self._rows[name] += found.rows
-        return DumpedFile(name, path, path.stat().st_size, found.rows)
+        head = settings(found.charset) if found.charset else b""
+        size = path.stat().st_size - found.head + len(head)
+        return DumpedFile(name, path, size, found.rows, head, found.head)
 
     def _balance(self) -> None:
         """Stop mydumper while too much waits, let it go on when it does not."""
@@ -308,9 +311,9 @@ class MyDumperRun:
         is one that is created after this."""
         with self._request.connection.connect() as session:
             session.execute("SET SESSION sql_select_limit = 18446744073709551615")
-            there = [(str(schema), str(table)) for schema, table in session.query(_NAMES)]
-        lines = [f"{schema}.{table}\n" for schema, table in there
-                 if (schema, table) not in self._names and not _BREAKS & set(schema + table)]
+            there = sorted(table_names(session))
+        lines = [f"{name.schema}.{name.table}\n" for name in there
+                 if (name.schema, name.table) not in self._names and not _BREAKS & set(name.schema + name.table)]
         path.touch(mode=0o600)
         path.write_text("".join(lines), encoding="utf-8")
 

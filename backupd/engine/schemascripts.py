@@ -15,6 +15,7 @@ from backupd.engine.ddl import plain_session
 from backupd.engine.ddlscript import Stored, script
 from backupd.engine.ddltext import tokens
 from backupd.engine.grants import read_grants
+from backupd.engine.visibility import hidden
 from backupd.model.dump import schema_folder
 from backupd.model.errors import NotFoundError, ServerError
 from backupd.model.table import quote_name
@@ -27,7 +28,6 @@ ORDER BY FIELD(ROUTINE_TYPE, 'PACKAGE', 'PACKAGE BODY', 'FUNCTION', 'PROCEDURE')
 _EVENTS = "SELECT EVENT_NAME FROM information_schema.EVENTS WHERE EVENT_SCHEMA = %s ORDER BY EVENT_NAME"
 _COLLATION = "SELECT DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s"
 _INVALID_VIEW = 1356
-_OPEN_TO = {"SHOW VIEW": "views", "TRIGGER": "triggers", "EVENT": "events"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ def read_schema(session: Session, schema: str, *, objects: bool = True, partial:
         own.execute(f"USE {quote_name(schema)}")  # names inside of it are then printed without it
         reader = _Reader(own, schema, str(collation), partial=partial)
         return SchemaScripts(schema, made, views=reader.views(), routines=reader.routines(), events=reader.events(),
-                             unread=(*_hidden(own), *reader.unread))
+                             unread=(*_hidden(own, schema), *reader.unread))
 
 
-def _hidden(session: Session) -> list[str]:
+def _hidden(session: Session, schema: str) -> list[str]:
     """What the account would not even see listed."""
     grants = read_grants(session)
-    return [f"{grants.account} has no {privilege} privilege on *.*: {what} that it may not see are missing here"
-            for privilege, what in _OPEN_TO.items() if not grants.allow(privilege)]
+    return [f"{grants.account} has {lack}: {what} that it may not see are missing here"
+            for what, lack in hidden(grants, schema).items()]
 
 
 class _Reader:

@@ -17,14 +17,14 @@ from typing import Self
 from backupd.engine.client import Connection, Session, error_code, is_denied
 from backupd.engine.dialect import Dialect
 from backupd.engine.probe import read_dialect
-from backupd.engine.tables import TableIds, definitions, table_ids
+from backupd.engine.tables import TableIds, definitions, settled_definitions, table_ids
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour, Position
 from backupd.model.table import TableName, quote_name
 
 _SETTINGS = (
     # Definitions are printed in it.
-    "SET SESSION sql_mode = ''",
+    "SET SESSION sql_mode = '', time_zone = '+00:00'",
     "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
     # A prepared connection idles for as long as a backup runs.
     "SET SESSION wait_timeout = 2147483",
@@ -37,7 +37,7 @@ _MARIADB_SETTINGS = (
     "SET SESSION idle_readonly_transaction_timeout = 0",
 )
 _LOCK_SECONDS = 2
-"""How long opening may wait for the global read lock; writers queue behind it meanwhile."""
+"""How long opening may wait for the global read lock, writers queue behind it meanwhile; and how long it lasts."""
 
 _SAVEPOINT = quote_name("backupd")
 _NO_SAVEPOINT = 1305
@@ -65,7 +65,7 @@ class Snapshot:
                 self.session.execute(statement)
             self._told = mariadb or bool(self._snapshot_status())
             self.holds_locks = not self._stop_logging()
-            self._before = definitions(self.session)
+            self._before = settled_definitions(self.session)
         except BaseException:
             self.session.close()
             raise
@@ -121,21 +121,16 @@ class Snapshot:
         """May ``table`` have been altered since the snapshot? Ask right after reading it, before ``release``.
 
         InnoDB refuses to read rebuilt tables, but reads an instantly altered one through its new columns
-        (measured on 10.11: another checksum, no error). Unchanged means: the columns are those from before
-        the snapshot, or, on MariaDB, whose CREATE_TIME moves with every ALTER, the last change is older
-        than the snapshot.
+        (measured on 10.11: another checksum, no error). Unchanged means: the columns and the moment of the last
+        change are those from before the snapshot, or, on MariaDB, where that moment moves with every ALTER, it
+        is older than the snapshot.
         """
         now = definitions(self.session, table).get(table)
         if now is not None and now == self._before.get(table):
             return False
         if self.dialect.flavour is not Flavour.MARIADB or self._opened_at is None:
             return True
-        created_at = self.session.scalar(
-            "SELECT CREATE_TIME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
-            table.schema,
-            table.table,
-        )
-        return created_at is None or created_at > self._opened_at - timedelta(seconds=2)
+        return now is None or now.changed_at is None or now.changed_at > self._opened_at - timedelta(seconds=2)
 
     def close(self) -> None:
         with contextlib.suppress(ServerError):  # closing the connection ends the transaction as well
@@ -189,7 +184,8 @@ class Snapshot:
 
     def _locked_position(self) -> Position:
         with self.session.connection.connect() as locker:
-            locker.execute(f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
+            # The server ends the lock when we do not: we may have been stopped, or the machine under us.
+            locker.execute(f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}, wait_timeout = {_LOCK_SECONDS}")
             locker.execute("FLUSH TABLES WITH READ LOCK")
             self.session.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
             position = position_now(locker, self.dialect)

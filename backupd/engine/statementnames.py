@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from backupd.engine.sqltokens import Token, after_account, full_name, tokens_of
 
@@ -22,7 +23,10 @@ _LEADING = frozenset({"OR", "REPLACE", "AGGREGATE", "=", "ALGORITHM", "UNDEFINED
 _DATA = frozenset({"INSERT", "REPLACE", "UPDATE", "DELETE", "WITH", "LOAD"})
 _QUERY = frozenset({"SELECT", "TABLE", "FROM", "JOIN"})
 _DEFINING = frozenset({"CREATE", "ALTER", "DROP", "RENAME", "TRUNCATE"})
-
+_BEFORE_NAMES = frozenset({"REFERENCES", "FROM", "JOIN", "INTO", "UPDATE", "TO", "ON", "."})
+_MASKED = "'***'"
+_AT_BEGINNING = 10
+"""Words, behind which LIKE is no CREATE TABLE ... LIKE any more."""
 
 _OPENS, _CLOSES, _EQUALS = (Token(mark, name=False) for mark in "()=")
 
@@ -141,9 +145,38 @@ def created_trigger(tokens: list[Token]) -> Name | None:
     return None
 
 
+def is_trigger(tokens: list[Token]) -> bool:
+    """Is it a CREATE TRIGGER?"""
+    return _kind_at(tokens, "CREATE", frozenset({"TRIGGER"})) is not None
+
+
 def is_view(tokens: list[Token]) -> bool:
-    """Is it a CREATE VIEW?"""
-    return _kind_at(tokens, "CREATE", frozenset({"VIEW"})) is not None
+    """Is it a CREATE VIEW or an ALTER VIEW?"""
+    return any(_kind_at(tokens, verb, frozenset({"VIEW"})) is not None for verb in ("CREATE", "ALTER"))
+
+
+def has_named_all(tokens: list[Token]) -> bool:
+    """Of the beginning of a definition: can nothing that follows name a table that a replay would not miss? Behind the
+    table of an index are its columns; a table's partitions come last."""
+    words = [token.word for token in tokens]
+    if words[:1] == ["CREATE"] and "INDEX" in words[1:4]:
+        return "ON" in words
+    if words[:1] not in (["CREATE"], ["ALTER"]) or "TABLE" not in words[1:4]:
+        return False
+    depth = 0
+    for at, word in enumerate(words):
+        depth += {"(": 1, ")": -1}.get(word, 0)
+        if not depth and word == "PARTITION" and (words[at + 1:at + 2] == ["BY"]
+                                                  or words[at - 1] in {"ADD", "REORGANIZE"}):
+            return True
+    return False
+
+
+def hides_names(tokens: list[Token]) -> bool:
+    """Was a name taken for a secret, in the quotation marks that texts have, too?"""
+    return any(token.text == _MASKED and (before.word in _BEFORE_NAMES
+                                          or (before.word == "LIKE" and at < _AT_BEGINNING))
+               for at, (before, token) in enumerate(pairwise(tokens)))
 
 
 def routine_of(text: str, schema: str) -> Routine | None:

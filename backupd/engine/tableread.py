@@ -60,6 +60,15 @@ def dump_quiet(
         return tuple(reading.outcome(name) for name in tables)
 
 
+def write_files(folder: Path, definition: TableDefinition) -> None:
+    """The files of a table but its rows. Raises OSError."""
+    path = folder / definition_path(definition.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(write_definition(definition))
+    if triggers := write_triggers(definition):
+        (folder / triggers_path(definition.name)).write_bytes(triggers)
+
+
 @dataclass(slots=True)
 class _Taken:
     """What became of one table so far. ``reason``: why its rows are not there, or empty."""
@@ -92,11 +101,7 @@ class _Reading:
             if taken.definition is None:
                 taken.reason = found.failed[name]
                 continue
-            path = self._folder / definition_path(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(write_definition(taken.definition))
-            if triggers := write_triggers(taken.definition):
-                (self._folder / triggers_path(name)).write_bytes(triggers)
+            write_files(self._folder, taken.definition)
 
     def shares(self, tools: Sequence[DumpTool]) -> Sequence[tuple[DumpTool, tuple[DumpTable, ...]]]:
         """The tables that are still to be read, by the tool that is to read them."""
@@ -145,7 +150,13 @@ class _Reading:
 
     def _keep(self, file: DumpedFile) -> None:
         taken = self._taken[file.table]
-        file.path.rename(self._folder / data_path(file.table, taken.files))
+        place = self._folder / data_path(file.table, taken.files)
+        if file.head:
+            with place.open("xb") as target:
+                target.writelines(file.blocks())
+            file.path.unlink()
+        else:
+            file.path.rename(place)
         taken.files += 1
         taken.bytes += file.size
         taken.rows = None if taken.rows is None or file.rows is None else taken.rows + file.rows

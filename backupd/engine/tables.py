@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from backupd.engine.client import Session, error_code
 from backupd.model.errors import ServerError
@@ -26,6 +27,7 @@ SELECT MIN(TABLE_SCHEMA), MIN(TABLE_NAME), CAST(SUM(CRC32(CONCAT_WS('|', ORDINAL
        COALESCE(COLUMN_DEFAULT, '-'), IS_NULLABLE, COALESCE(COLLATION_NAME, '-')))) AS UNSIGNED)
 FROM information_schema.COLUMNS
 """
+_CHANGED = "SELECT TABLE_SCHEMA, TABLE_NAME, CREATE_TIME FROM information_schema.TABLES"
 
 # InnoDB keeps names as file names: every special character is encoded, so "/" and "#P#" only separate.
 _DECODED_IDS = """
@@ -40,6 +42,13 @@ _PLAIN = re.compile(r"[0-9A-Za-z_]+")
 _NO_CHARACTER_SET = 1115
 
 _STORED_SUM = "SELECT COALESCE(SUM(CRC32(CONCAT_WS(',', {hashes})) + 4294967296), 0) FROM {table}"
+
+LISTING_SECONDS = 2
+"""How long a list may wait for one table that somebody else has locked."""
+_NAMES = "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES"
+_LOCK_WAIT_TIMEOUT = 1205
+_CLOCK_LAG = timedelta(milliseconds=50)
+"""As much the clock of a file system may be behind."""
 
 _COLUMNS = """
 SELECT COLUMN_NAME, DATA_TYPE, EXTRA FROM information_schema.COLUMNS
@@ -71,28 +80,58 @@ class Table:
         return self.name.schema.lower() in SYSTEM_SCHEMAS
 
 
+class LockedTableError(ServerError):
+    """A list is not whole: a statement keeps a table of it locked."""
+
+
+def hurry(session: Session) -> None:
+    """Let lists that ``session`` reads wait for a moment only. MariaDB opens each table to describe it, and waits for
+    one that a CREATE TABLE ... SELECT is filling until that has ended. Raises ServerError."""
+    session.execute(f"SET SESSION lock_wait_timeout = {LISTING_SECONDS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Tells a table from what it was before an ALTER TABLE. ``columns``: a number that changes with them.
+    ``changed_at``: naive, in the session's zone, whole seconds; None for engines that do not tell."""
+
+    columns: int
+    changed_at: datetime | None = None
+
+
 def schemas_named(session: Session, names: Iterable[str]) -> list[str]:
     """Those of ``names`` that are schemas of the server. Raises ServerError."""
     present = {str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA")}
     return sorted(present & set(names))
 
 
-def list_tables(session: Session) -> list[Table]:
-    """Every table that the account may see, no views, by name. Raises ServerError."""
+def table_names(session: Session) -> frozenset[TableName]:
+    """Every table and view that the account may see; no server opens or waits for one to tell. Raises ServerError."""
+    return frozenset(TableName(str(schema), str(name)) for schema, name in session.query(_NAMES))
+
+
+def list_tables(session: Session, *, strict: bool = False) -> list[Table]:
+    """Every table that the account may see, no views, by name. Raises ServerError; with ``strict`` LockedTableError
+    where it could not wait for one (see ``hurry``), of which nothing but the name would be told."""
+    rows = session.query(_TABLES)
+    if strict:
+        _refuse_locked(session)
     return sorted(
         (
             Table(TableName(schema, name), str(kind), engine or "", int(size), created_at, options)
-            for schema, name, kind, engine, size, created_at, options in session.query(_TABLES)
+            for schema, name, kind, engine, size, created_at, options in rows
         ),
         key=lambda table: table.name,
     )
 
 
-def definitions(session: Session, table: TableName | None = None) -> dict[TableName, int]:
-    """A number per table that changes with its columns (of all user tables, or of ``table`` alone).
+def definitions(session: Session, table: TableName | None = None, *, strict: bool = False) -> dict[TableName, Mark]:
+    """What changes with each ALTER TABLE (of all user tables, or of ``table`` alone). ``strict``: raise
+    LockedTableError rather than leave out one that somebody else has locked.
 
-    An instant ALTER TABLE keeps a table's pages and its identity, so nothing else tells an old snapshot
-    that it now reads the old rows through new columns.
+    An instant one keeps a table's pages and its identity, so nothing else tells an old snapshot that it now
+    reads the old rows through new columns; these may even look like the old ones, when one is dropped and added
+    in the same statement.
     """
     args: tuple[str, ...] = SYSTEM_SCHEMAS
     where = f"WHERE TABLE_SCHEMA NOT IN ({', '.join(['%s'] * len(args))})"
@@ -101,7 +140,33 @@ def definitions(session: Session, table: TableName | None = None) -> dict[TableN
     # As bytes: names that differ in case alone are equal in MariaDB's information schema.
     groups = "GROUP BY CAST(TABLE_SCHEMA AS BINARY), CAST(TABLE_NAME AS BINARY)"
     rows = session.query(f"{_DEFINITIONS} {where} {groups}", *args)
-    return {TableName(schema, name): int(number) for schema, name, number in rows}
+    if strict:
+        _refuse_locked(session)
+    changed = {TableName(schema, name): moment for schema, name, moment in session.query(f"{_CHANGED} {where}", *args)}
+    if strict:
+        _refuse_locked(session)
+    columns = {TableName(schema, name): int(number) for schema, name, number in rows}
+    return {name: Mark(number, changed.get(name)) for name, number in columns.items()}
+
+
+def settled_definitions(session: Session, *, strict: bool = False) -> dict[TableName, Mark]:
+    """Those of all user tables, when each further change will show: a moment is told in whole seconds, so that one in
+    the second of the last change is waited out."""
+    now: datetime = session.scalar("SELECT NOW(6)")
+    found = definitions(session, strict=strict)
+    second = (now - _CLOCK_LAG).replace(microsecond=0)
+    if any(mark.changed_at is not None and second <= mark.changed_at <= now for mark in found.values()):
+        time.sleep((second + timedelta(seconds=1) + _CLOCK_LAG - now).total_seconds())
+    return found
+
+
+def _refuse_locked(session: Session) -> None:
+    """MariaDB tells of a table that it did not wait for by a warning alone."""
+    if any(int(code) == _LOCK_WAIT_TIMEOUT for _level, code, _text in session.query("SHOW WARNINGS")):
+        raise LockedTableError(
+            f"the tables of the server at {session.connection.address} cannot be listed",
+            detail=f"a table was locked by somebody else for more than {LISTING_SECONDS} s",
+            hint="SHOW PROCESSLIST names the statement, such as CREATE TABLE ... SELECT: wait for it or end it")
 
 
 class TableIds:
@@ -121,6 +186,10 @@ class TableIds:
         if self._encoded and not (_PLAIN.fullmatch(table.schema) and _PLAIN.fullmatch(table.table)):
             return self._encoded
         return self._known.get(table, frozenset())
+
+    def bearer(self, ids: frozenset[int]) -> TableName | None:
+        """The table that has just these ids."""
+        return next((table for table, found in self._known.items() if found == ids), None) if ids else None
 
 
 def table_ids(session: Session, innodb_tables: str) -> TableIds:

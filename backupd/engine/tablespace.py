@@ -26,6 +26,7 @@ from backupd.engine.client import Connection, Session
 from backupd.engine.filenames import decode_file_name
 from backupd.engine.ingest import extents
 from backupd.engine.probe import flavour_of
+from backupd.engine.strays import WAITING
 from backupd.engine.tablefiles import owner_of, stem_of
 from backupd.engine.tables import checksum_statement, list_tables
 from backupd.model.errors import CancelledError, ServerError
@@ -34,10 +35,10 @@ from backupd.model.server import Flavour, Version
 from backupd.model.table import TableName, quote_name
 
 _DATA, _NOTES, _LINK = ".ibd", ".cfg", ".isl"
-_WAITING = ".backupd"
-"""Behind the names of files that are copied and not yet imported."""
 _CHUNK = 16 * 1024 * 1024
-_SPARE = "backupd_partition"
+_PATIENCE = 7 * 86400
+"""Seconds that the server waits for the next statement, while a large file is copied."""
+SPARE = "backupd_partition"
 """Name of the table that a partition is imported as, beside the table it belongs to."""
 _FULLTEXT = "SELECT DISTINCT TABLE_SCHEMA, TABLE_NAME FROM information_schema.STATISTICS WHERE INDEX_TYPE = 'FULLTEXT'"
 _NUMBERED = ("SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.COLUMNS WHERE GENERATION_EXPRESSION = 'ROW START'"
@@ -175,7 +176,7 @@ def import_tables(
     failed: dict[TableName, str] = {}
     done, total = 0, sum(source.size for source, _staged in goals)
     with target.connect() as session:
-        session.execute("SET SESSION foreign_key_checks = 0")
+        session.execute(f"SET SESSION foreign_key_checks = 0, wait_timeout = {_PATIENCE}")
         mariadb = flavour_of(*map(str, session.query("SELECT @@version, @@version_comment")[0])) is Flavour.MARIADB
         datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
         for number, (source, staged) in enumerate(goals):
@@ -203,7 +204,7 @@ def _import(session: Session, source: ExportedTable, staged: TableName, files: _
     elif not mariadb:
         _take_over(session, source.files, parts, staged, files, "PARTITION ALL TABLESPACE")
     else:
-        spare = TableName(staged.schema, _SPARE)
+        spare = TableName(staged.schema, SPARE)
         for file, part in zip(source.files, parts, strict=True):
             session.execute(f"DROP TABLE IF EXISTS {spare}")
             session.execute(f"CREATE TABLE {spare} LIKE {staged}")
@@ -239,7 +240,7 @@ def _refuse_other_rows(session: Session, source: ExportedTable, staged: TableNam
 
 def _drop(session: Session, staged: TableName) -> None:
     """Raises ServerError."""
-    session.execute(f"DROP TABLE IF EXISTS {TableName(staged.schema, _SPARE)}")
+    session.execute(f"DROP TABLE IF EXISTS {TableName(staged.schema, SPARE)}")
     session.execute(f"DROP TABLE IF EXISTS {staged}")
 
 
@@ -276,7 +277,8 @@ class _Files:
         for suffix in (_NOTES, _DATA):
             file = source.with_suffix(suffix)
             place = target.with_name(target.name + suffix)
-            descriptor = os.open(_waiting(place), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
+            descriptor = os.open(_waiting(place),
+                                 os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
             self._put.append(place)
             with FileIO(descriptor, "wb") as copy, FileIO(file, "rb") as reader:
                 if os.geteuid() == 0:
@@ -304,4 +306,4 @@ class _Files:
 
 
 def _waiting(place: Path) -> Path:
-    return place.with_name(place.name + _WAITING)
+    return place.with_name(place.name + WAITING)

@@ -322,7 +322,8 @@ class _Reading:
             if str(name) in values and table.engine == "InnoDB" and self.moved(name):
                 self._reject(name, _MOVED)
             elif str(name) in values and self.snapshot.changed(name):
-                self._reject(name, "its definition changed after the snapshot")
+                renamed = table.engine == "InnoDB" and self._look()(name)
+                self._reject(name, _MOVED if renamed else "its definition changed after the snapshot")
         except ServerError as error:
             if error_code(error) in _CLIENT_ERRORS or not error_code(error):
                 raise

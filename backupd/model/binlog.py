@@ -50,7 +50,9 @@ class Transaction:
     It lies in ``[start, end)`` of its file, in bytes. ``gtid``: empty where the server gave none. ``at``: when it
     committed, as well as the log tells: to the microsecond with ``precise``, else the second of its last event.
     ``state``: "" as a rule, ``prepared``, ``committed`` or ``rolled back`` for the parts of an XA transaction, which
-    ``xid`` names. ``statement``: the text of what is not a row event, shortened to 1,024 characters.
+    ``xid`` names. ``statement``: the text of what is not a row event, without secrets, shortened to 1,024 characters;
+    of what defines a table, a view or a trigger up to 64 KiB, since all that it names is of interest (indexes of
+    before: 1,024 of that, too; ``engine.binlogchanges.is_cut`` tells which are not whole).
     """
 
     gtid: str

@@ -12,7 +12,9 @@ different, none leaves its folder, and 64 characters of any script fit into the 
     tables/E(schema)/E(table)/data-00000.sql  rows, in any number of files; INSERT statements without the schema
     tables/E(schema)/E(table)/triggers.sql    its triggers
 
-Every file can be given to the client as it is (``mariadb SCHEMA < FILE``).
+Every file can be given to the client as it is (``mariadb --binary-mode --comments SCHEMA < FILE``): whatever it needs
+so that rows and bodies come back as they were, it sets itself, and each file of rows in the same way, whichever tool
+wrote it.
 """
 
 from __future__ import annotations
@@ -64,6 +66,11 @@ def data_path(name: TableName, number: int) -> str:
 
 def schema_folder(schema: str) -> str:
     return f"schemas/{encode_name(schema)}/"
+
+
+PREPARED_XA = "prepared_xa"
+"""Among a dump's settings: XA transactions that were prepared at its position, in whose words stands why it cannot be
+rolled forward. Missing without any."""
 
 
 class Outcome(StrEnum):

@@ -56,7 +56,7 @@ class TablePattern:
         if _QUOTED.fullmatch(text) or (len(halves) == 2 and all(_PLAIN_HALF.fullmatch(half) for half in halves)):
             return cls(text)
         raise ValueError(f"{text!r} is not a pattern of tables: write schema.table, as in shop.* or shop.audit_*, or "
-                         "quote one table with backticks: `my.shop`.`or der`")
+                         "quote one table with backticks: `my.shop`.`or der` (in there, * means itself)")
 
     @property
     def table(self) -> TableName | None:

@@ -179,6 +179,21 @@ def test_a_table_that_takes_the_name_of_another_one_is_dumped_again(shelf: Shelf
     assert orders.position is not None
 
 
+def test_a_table_that_only_got_another_name_while_the_dump_runs_is_not_missing(shelf: Shelf) -> None:
+    some_tables(shelf.server, "orders", "orders_new", "kept", "gone")
+
+    def swap() -> None:
+        shelf.server.execute("RENAME TABLE shop.orders TO shop.orders_old, shop.orders_new TO shop.orders",
+                             "DROP TABLE shop.gone")
+
+    outcome = shelf.dump(tools=[Meddled(ExactDump(), before=swap)])
+    assert [one.name.table for one in outcome.dump.dumped] == ["kept", "orders", "orders_old"]
+    new = table(outcome, "shop.orders_new")
+    assert new.outcome is Outcome.SKIPPED
+    assert "renamed to shop.orders while the backup ran" in new.reason
+    assert [one.name.table for one in outcome.dump.failed] == ["gone"]
+
+
 def test_a_table_that_is_made_while_the_dump_runs_is_in_it(shelf: Shelf) -> None:
     some_tables(shelf.server, "kept")
     outcome = shelf.dump(tools=[Meddled(ExactDump(), before=lambda: some_tables(shelf.server, "late", rows=5))])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +18,18 @@ from pymysql.connections import Connection as RawConnection
 
 from backupd.backup.opening import BlockedCommits, NotOpenedError, clear_way
 from backupd.engine.client import Connection
+from backupd.engine.dumpclient import client_dump_tool
+from backupd.engine.exactdump import ExactDump
 from backupd.engine.snapshot import Snapshot
 from backupd.model.dump import Outcome
 from backupd.model.errors import BusyError
 from backupd.model.progress import Progress
+from backupd.model.server import Flavour
 from tests.backup.dumped import Shelf, table
+from tests.backup.meddling import Meddled
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
-from tests.support.mysql import MySQLServer, why_not
+from tests.support.mysql import MySQLServer, beside, mysqld, why_not
 from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server, query
 
 
@@ -147,6 +154,66 @@ def test_tables_of_either_flavour_are_dumped_while_somebody_writes(server: Serve
     assert 0 < beats.rows < server.scalar("SELECT COUNT(*) FROM shop.beats")
     assert outcome.facts.position.gtid
     assert beating.longest < 1.0
+
+
+_BLOCKING = """
+import sys
+from backupd.backup.opening import BlockedCommits, NotOpenedError
+from backupd.engine.client import Connection
+try:
+    with BlockedCommits(Connection(socket=sys.argv[1], user=sys.argv[2], password=sys.argv[3]), max_seconds=1.0):
+        print("blocked", flush=True)
+        sys.stdin.read()
+except NotOpenedError as error:
+    print(error.message)
+"""
+
+
+def test_commits_go_on_when_whoever_blocks_them_is_stopped(server: Server) -> None:
+    with subprocess.Popen([sys.executable, "-c", _BLOCKING, str(server.socket), SERVICE_USER, SERVICE_PASSWORD],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as blocking:
+        assert blocking.stdout is not None
+        assert blocking.stdout.readline() == "blocked\n"
+        blocking.send_signal(signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with server.connect() as connection:
+                query(connection, "SET SESSION lock_wait_timeout = 20")
+                query(connection, "INSERT INTO shop.beats (v) VALUES (1)")
+            waited = time.monotonic() - began
+        finally:
+            blocking.send_signal(signal.SIGCONT)
+        told, _ = blocking.communicate(timeout=30)
+    assert waited < 10.0
+    assert "could not be opened while commits were blocked" in told
+
+
+def test_commits_that_were_blocked_for_longer_than_allowed_are_told_of(server: Server, short_tmp: Path,
+                                                                       keys: Keys) -> None:
+    tool = Meddled(ExactDump(), opened=lambda _run: time.sleep(0.8))
+    outcome = Shelf(short_tmp, server, keys).dump("shop.beats", tools=[tool], max_lock=0.5)
+    assert table(outcome, "shop.beats").outcome is Outcome.DUMPED
+    assert outcome.dump.blocked >= 0.8
+    assert any("logical.max_lock allows (0.5 s)" in warning for warning in outcome.facts.warnings)
+
+
+def test_a_primary_key_that_the_server_made_is_a_column_like_others(server: Server, short_tmp: Path,
+                                                                    keys: Keys) -> None:
+    if server.sequences:
+        pytest.skip("MariaDB makes none")
+    with server.connect() as connection:
+        query(connection, "SET SESSION sql_generate_invisible_primary_key = ON")
+        query(connection, "CREATE TABLE shop.keyless (v INT)")
+    server.execute("INSERT INTO shop.keyless (v) VALUES (1), (2), (3)", "DELETE FROM shop.keyless WHERE v = 2",
+                   "SET GLOBAL show_gipk_in_create_table_and_information_schema = OFF")
+    shelf = Shelf(short_tmp, server, keys)
+    client = client_dump_tool(Flavour.MYSQL, paths={"mysqldump": beside(mysqld(), "mysqldump")})
+    try:
+        outcome = shelf.dump("shop.keyless", tools=[client, ExactDump()])
+    finally:
+        server.execute("SET GLOBAL show_gipk_in_create_table_and_information_schema = ON")
+    assert "`my_row_id`" in shelf.content(outcome, "tables/shop/keyless/definition.sql")
+    assert "(1,1),\n(3,3);" in shelf.content(outcome, "tables/shop/keyless/data-00000.sql")
 
 
 def _refused(what: Callable[[], None]) -> bool:

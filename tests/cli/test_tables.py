@@ -40,7 +40,8 @@ def found(**changes: Any) -> dict[str, Any]:
     return {"live": "shop.orders", "comparable": True, "why_not": None, "restored_rows": 100, "live_rows": 40,
             "missing": 61, "added": 1, "changed": 0, "key": ["id", "line"],
             "samples": {"missing": [["7", "1"]], "added": [["9", "2"]], "changed": []},
-            "columns_differ": ["note is compared no more: the live table has none"], **changes}
+            "columns_differ": ["note is compared no more: the live table has none"], "definition_differs": [],
+            "remarks": [], "same": False, **changes}
 
 
 def test_a_difference_is_told_with_numbers_and_keys() -> None:
@@ -53,5 +54,11 @@ def test_a_difference_is_told_with_numbers_and_keys() -> None:
 
 
 def test_equal_tables_and_those_that_cannot_be_compared_are_told_apart() -> None:
-    assert "equal" in difference_text(found(missing=0, added=0, columns_differ=[]))
+    equal = {"missing": 0, "added": 0, "columns_differ": []}
+    assert "equal" in difference_text(found(**equal, same=True))
+    nothing: dict[str, list[str]] = {"missing": [], "added": [], "changed": []}
+    other = difference_text(found(**equal, samples=nothing, remarks=["as text"],
+                                  definition_differs=["the live table has, ...: KEY `k` (`k`)"]))
+    assert "the same 40 rows as the restored one, another definition\n  as text\n  the live table has" in other
+    assert "equal" not in other
     assert "no common column" in difference_text(found(comparable=False, why_not="no common column"))

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
+from tests.support.server import query
 
 POLICY = """\
 logical:
@@ -133,3 +135,21 @@ def test_a_wrong_password_says_so(house: House) -> None:
     house.config.write_text(house.config.read_text().replace(
         str(house.server.base / "client-backupd.cnf"), str(client)))
     assert "Access denied" in house.fails("backup", SERVER, "--kind", "logical").all
+
+
+def test_a_dump_with_a_prepared_transaction_is_no_base_of_a_replay(short_tmp: Path, keys: Keys) -> None:
+    with PrivateServer() as server:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.a (id INT PRIMARY KEY)")
+        house = House(short_tmp, server, keys, policy_extra=POLICY)
+        with server.connect() as other:
+            for statement in ("XA START 'g1'", "INSERT INTO shop.a VALUES (100)", "XA END 'g1'", "XA PREPARE 'g1'"):
+                query(other, statement)
+            record = dump(house, "--tables", "shop.*")
+            query(other, "XA COMMIT 'g1'")
+        server.execute("FLUSH BINARY LOGS")
+        Archive(house, server).take()
+        assert any("XA transactions were prepared" in text for text in record["warnings"])
+        error = house.fails("plan", SERVER, "--to", "latest", "--tables", "shop.a", "--from", "logical")
+        assert f"backup {record['id']} cannot be rolled forward: XA transactions were prepared" in str(error)
+        assert "--from physical" in str(error)

@@ -56,21 +56,21 @@ def story(keys: Keys) -> Iterator[Story]:
     with short_directory() as base, PrivateServer(tcp=True) as server:
         server.create_backup_users()
         server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost")
-        sample.create(server)
+        sample.create(server, 400_000)
         server.execute("SET GLOBAL event_scheduler = OFF", "DROP EVENT shop.forget_logs")
         house = House(base, server, keys)
-        with replica_of(server) as replica:
+        with replica_of(server, options={"sync_binlog": 0, "innodb_flush_log_at_trx_commit": 0}) as replica:
             replica.execute("STOP SLAVE")
             gtids: dict[str, str] = {}
-            with Writers(server, 8, pause=0.03) as writers:
+            with Writers(server, 8, pause=0.1) as writers:
                 logical = house.ok("backup", SERVER, "--kind", "logical")
                 physical = house.backup()
-                wait_for(writers, 100)
+                wait_for(writers, 60)
                 gtids["delete"] = did(server, "DELETE FROM shop.order_lines")
-                wait_for(writers, 50)
+                wait_for(writers, 30)
                 server.execute("FLUSH BINARY LOGS")
                 gtids["drop"] = did(server, "DROP TABLE archive.pages")
-                wait_for(writers, 50)
+                wait_for(writers, 30)
             Archive(house, server).take()
             expected = {name: stopped_at(replica, before(gtids[name])) for name in ("delete", "drop")}
         yield Story(house, server, logical["id"], physical["id"], gtids, expected)

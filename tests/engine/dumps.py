@@ -56,9 +56,9 @@ def dump(tool: DumpTool, request: DumpRequest, *, opened: Callable[[], None] = l
         opened()
         for file in run.files():
             during(file)
-            dumped.texts.setdefault(file.table, []).append(file.path.read_bytes())
+            dumped.texts.setdefault(file.table, []).append(b"".join(file.blocks()))
             dumped.rows[file.table] = dumped.rows.get(file.table, 0) + (file.rows or 0)
-            assert file.size == file.path.stat().st_size
+            assert file.size == sum(map(len, file.blocks()))
             file.path.unlink()
         dumped.verdicts.update(run.verdicts())
     assert not list(folder.iterdir()), "nothing is left in the folder"

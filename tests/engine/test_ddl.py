@@ -207,7 +207,8 @@ def test_what_the_account_may_not_read_is_named(server: Server) -> None:
         with pytest.raises(NotFoundError, match="there is no schema 'nowhere'"):
             read_schema(session, "nowhere")
     assert [text.partition(":")[0] for text in scripts.unread[:3]] == [
-        f"poor@localhost has no {privilege} privilege on *.*" for privilege in ("SHOW VIEW", "TRIGGER", "EVENT")]
+        f"poor@localhost has no {privilege} privilege on *.*, nor on this schema"
+        for privilege in ("SHOW VIEW", "TRIGGER", "EVENT")]
     assert any(text.startswith("view `") for text in scripts.unread)
     assert set(found.tables) == {TableName("shop", "orders")}
     assert "denied" in found.failed[TableName("zoo", "moments")]

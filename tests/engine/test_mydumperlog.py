@@ -139,6 +139,17 @@ def test_rows_are_counted_in_both_formats(tmp_path: Path, rows: bytes, times: in
     assert (found.rows, found.fault) == (3 * times, "")
 
 
+def test_what_stands_before_the_rows_is_told_with_its_character_set(tmp_path: Path) -> None:
+    path = tmp_path / "a.sql"
+    for text, head, charset in ((HEAD + OLD_ROWS * 50_000, len(HEAD), "binary"), (HEAD, 0, ""),
+                                (b"/*!40101 SET NAMES 'utf8mb4'*/;\n" + NEW_ROWS, 32, "utf8mb4")):
+        path.write_bytes(text)
+        found = inspect(path)
+        assert (found.head, found.charset, found.fault) == (head, charset, "")
+    path.write_bytes(OLD_ROWS)
+    assert "which character set" in inspect(path).fault
+
+
 @pytest.mark.parametrize("size", range(1024 * 1024 - 40, 1024 * 1024 + 40, 1))
 def test_a_line_may_begin_at_any_place_of_a_block(tmp_path: Path, size: int) -> None:
     path = tmp_path / "a.sql"

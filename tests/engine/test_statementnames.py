@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from backupd.engine.binlogstatement import masked
 from backupd.engine.sqltokens import tokens_of
 from backupd.engine.statementnames import (
     Routine,
     created_trigger,
+    has_named_all,
+    hides_names,
+    is_trigger,
     is_view,
     read_by,
     renamed,
@@ -76,4 +80,24 @@ def test_triggers_and_views_are_told_from_other_definitions() -> None:
     assert created_trigger(list(tokens_of(f"CREATE TABLE trigger_ (x INT) -- {body}"))) is None
     view = "CREATE ALGORITHM=UNDEFINED DEFINER=`a`@`%` SQL SECURITY DEFINER VIEW v AS SELECT 1"
     assert is_view(list(tokens_of(view)))
+    assert is_view(list(tokens_of(view.replace("CREATE", "ALTER"))))
+    assert is_trigger(list(tokens_of(f"CREATE DEFINER=`a`@`%` TRIGGER t {body}")))
     assert not is_view(list(tokens_of("CREATE TABLE view_ (x INT)")))
+
+
+@pytest.mark.parametrize(("beginning", "named"), [
+    ("CREATE TABLE t (i INT, x VARCHAR(2", False),
+    ("CREATE TABLE t (i INT) PARTITION BY RANGE (i) (PARTITION p0", True),
+    ("ALTER TABLE t ADD PARTITION (PARTITION p9 VALUES", True), ("ALTER TABLE t ADD COLUMN `PARTITION", False),
+    ("CREATE UNIQUE INDEX i ON t (a", True), ("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW BEGIN", False),
+    ("RENAME TABLE a TO b, c", False), ("CREATE", False), ("", False),
+])
+def test_behind_partitions_and_columns_of_an_index_no_table_is_named(beginning: str, named: bool) -> None:
+    assert has_named_all(list(tokens_of(beginning))) is named
+
+
+def test_a_name_that_was_masked_is_noticed() -> None:
+    for text in ("""CREATE TABLE t ("password" INT REFERENCES "p" (i))""", """CREATE TABLE "tokens" LIKE "p" """):
+        assert hides_names(list(tokens_of(masked(text))))
+    for text in ("CREATE TABLE t (password TEXT CHECK (i > 0 AND 1 AND password LIKE 'x'))", "CREATE TABLE t LIKE `p`"):
+        assert not hides_names(list(tokens_of(masked(text))))

@@ -20,6 +20,7 @@ from backupd.engine import ddl
 from backupd.engine.client import Connection, Session
 from backupd.engine.ddl import TableDefinition
 from backupd.engine.ddltext import without_foreign_keys
+from backupd.model.progress import Progress
 from backupd.model.table import TableName, quote_name
 from restore.handover import Goal, HandedOver, Patience, hand_over
 from tests.restore.rolling import Kind
@@ -162,13 +163,19 @@ def counted() -> int:
     return found
 
 
-def killed_at(connection: Connection, goals: Sequence[Goal], statements: int) -> bool:
-    """Hand over in a process that is killed before it sends one more than ``statements``; False: it had ended."""
+def killed_at(connection: Connection, goals: Sequence[Goal], statements: int | None = None, *,
+              note: str = "rename") -> bool:
+    """Hand over in a process that is killed before it sends one more than ``statements`` (None: when it tells a
+    step that begins with ``note``, by default right before the RENAME); False: it had ended."""
     mortal = CountingConnection(socket=connection.socket, user=connection.user)
 
     def run() -> None:
         _Counted.sent, _Counted.limit = 0, statements
-        hand_over(mortal, goals, replace=True, aside=ASIDE, patience=IMPATIENT)
+        hand_over(mortal, goals, replace=True, aside=ASIDE, patience=IMPATIENT, report=die)
+
+    def die(progress: Progress) -> None:
+        if statements is None and progress.note.lower().startswith(note) and not progress.note.startswith("rename: "):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from fnmatch import fnmatchcase
 
 import pytest
 
 from backupd.engine.client import Connection
+from backupd.engine.ddl import read_table
 from backupd.model.errors import CancelledError
 from backupd.model.table import TableName, quote_name
+from restore.definitions import LIVE_ONLY, RESTORED_ONLY
 from restore.difference import Pair, TableDifference, difference
 from tests.restore.handing import shared
 from tests.restore.rolling import Kind, both
@@ -172,6 +175,116 @@ class TestWhatCannotBeCompared:
             difference(Connection(socket=str(server.socket), user="root"),
                        [Pair(TableName("st", "t"), TableName("shop", "t"))] * 50, cancel=cancel)
         assert time.monotonic() - began < 10
+
+
+@BOTH
+class TestDefinitions:
+    COLUMNS = "id INT AUTO_INCREMENT PRIMARY KEY, v INT, w VARCHAR(20), d DOUBLE"
+
+    @pytest.mark.parametrize(("change", "told"), [
+        ("ADD UNIQUE KEY uw (w)", f"{LIVE_ONLY}UNIQUE KEY `uw` (`w`)"),
+        ("DROP PRIMARY KEY, MODIFY id INT NOT NULL", f"{RESTORED_ONLY}PRIMARY KEY (`id`)"),
+        ("ALTER v SET DEFAULT 5", "column `v` was int* DEFAULT NULL, now int* DEFAULT *5*"),
+        ("MODIFY w VARCHAR(20) NOT NULL", "column `w` was varchar(20) *, now varchar(20) *NOT NULL"),
+        ("MODIFY w VARCHAR(20) COMMENT 'a, (b'", "column `w` was *, now * COMMENT 'a, (b'"),
+        ("MODIFY d DOUBLE FIRST", "the columns stand in another order"),
+        ("COMMENT = 'it''s; new'", f"{LIVE_ONLY}COMMENT 'it''s; new'"),
+        ("ENGINE = MyISAM", "ENGINE was InnoDB, now MyISAM"),
+        ("PARTITION BY HASH (id) PARTITIONS 2", f"{LIVE_ONLY}PARTITION BY HASH ( *id* ) PARTITIONS 2"),
+        ("ADD CONSTRAINT c1 CHECK (v > 0)", f"{LIVE_ONLY}CHECK (*v* > 0*)"),
+        ("AUTO_INCREMENT = 500", None),
+    ])
+    def test_the_same_rows_in_another_table_are_not_equal(self, server: Server, change: str, told: str | None) -> None:
+        make(server, self.COLUMNS, "(1, 1, 'a', 1), (2, 2, 'b', 2)", "(1, 1, 'a', 1), (2, 2, 'b', 2)")
+        server.execute(f"ALTER TABLE shop.t {change}")
+        [found] = compare(server, "t")
+        assert (found.comparable, found.missing, found.added, found.changed) == (True, 0, 0, 0)
+        assert found.same is (told is None)
+        lines = found.definition_differs
+        assert any(fnmatchcase(line, told) for line in lines) if told else not lines, lines
+
+    def test_foreign_keys_and_triggers_are_those_of_the_backup(self, server: Server) -> None:
+        make(server, "id INT PRIMARY KEY", "(1)", "(1)", table="p")
+        keys = "id INT PRIMARY KEY, p INT, KEY (p), CONSTRAINT {} FOREIGN KEY (p) REFERENCES {}p (id)"
+        server.execute("SET foreign_key_checks = 0", "DROP DATABASE IF EXISTS old", "CREATE DATABASE old",
+                       "CREATE TABLE old.p (id INT PRIMARY KEY)", f"CREATE TABLE old.t ({keys.format('a', 'old.')})",
+                       f"CREATE TABLE shop.t ({keys.format('b', 'shop.')})",
+                       "CREATE TABLE st.t (id INT PRIMARY KEY, p INT, KEY (p))",
+                       *(f"CREATE TRIGGER {schema}.g BEFORE INSERT ON {schema}.t FOR EACH ROW SET NEW.p = {value}"
+                         for schema, value in (("old", 1), ("shop", 1))))
+        connection = Connection(socket=str(server.socket), user="root")
+
+        def found() -> TableDifference:
+            with connection.connect() as session:
+                definition = read_table(session, TableName("old", "t"))
+            return difference(connection, [Pair(TableName("st", "t"), TableName("shop", "t"), definition)])[0]
+
+        assert found().same
+        server.execute("DROP TRIGGER shop.g", "ALTER TABLE shop.t DROP FOREIGN KEY b",
+                       "CREATE TRIGGER shop.g BEFORE INSERT ON shop.t FOR EACH ROW SET NEW.p = 2",
+                       "CREATE TRIGGER shop.h BEFORE DELETE ON shop.t FOR EACH ROW SET @x = 1",
+                       "ALTER TABLE shop.t ADD FOREIGN KEY (p) REFERENCES shop.p (id) ON DELETE CASCADE")
+        told = found()
+        assert not told.same
+        assert f"{LIVE_ONLY}trigger `h`" in told.definition_differs
+        assert any("SET NEW.p = 1, now " in line and line.endswith("SET NEW.p = 2") for line in told.definition_differs)
+        assert f"{LIVE_ONLY}FOREIGN KEY (`p`) REFERENCES `p` (`id`) ON DELETE CASCADE" in told.definition_differs
+        assert f"{RESTORED_ONLY}FOREIGN KEY (`p`) REFERENCES `p` (`id`)" in told.definition_differs
+        server.execute("DROP DATABASE old")
+
+    def test_a_view_in_its_place_is_told_to_be_one(self, server: Server) -> None:
+        server.execute("CREATE TABLE st.t (id INT PRIMARY KEY)", "CREATE VIEW shop.t AS SELECT 1 AS id")
+        [found] = compare(server, "t")
+        assert not found.comparable
+        assert "a view has this name" in found.why_not
+
+    def test_of_a_versioned_table_only_present_rows_are_compared_and_that_is_said(
+        self, server: Server, kind: Kind
+    ) -> None:
+        if not kind.mariadb:
+            pytest.skip("MariaDB only")
+        server.execute(*(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING"
+                         for schema in ("st", "shop")),
+                       "INSERT INTO st.t VALUES (1, 1)", "INSERT INTO shop.t VALUES (1, 2)", "UPDATE shop.t SET v = 1")
+        [found] = compare(server, "t")
+        assert found.same
+        assert found.remarks == ("only present rows are compared, not their history",)
+
+
+@BOTH
+@pytest.mark.parametrize("key", ["id INT PRIMARY KEY", "id INT"])
+@pytest.mark.parametrize(("staged", "live", "value", "other"), [
+    ("BIGINT", "DOUBLE", "9007199254740993", "9007199254740993"),
+    ("DECIMAL(20, 2)", "DOUBLE", "12345678901234567.89", "12345678901234567.89"),
+    ("FLOAT", "BIGINT", "16777216", "16777200"),
+])
+def test_values_of_other_types_are_not_called_equal_when_they_are_not(
+    server: Server, key: str, staged: str, live: str, value: str, other: str
+) -> None:
+    make(server, f"{key}, v {staged}", f"(1, {value}), (2, 1)", f"(1, {other}), (2, 1)",
+         other_columns=f"{key}, v {live}")
+    [found] = compare(server, "t")
+    assert (found.missing or found.changed) >= 1
+    assert not found.same
+    assert "v is compared as text" in found.remarks[0]
+
+
+@BOTH
+def test_a_key_of_another_type_does_not_bring_rows_together(server: Server) -> None:
+    make(server, "id BIGINT PRIMARY KEY", "(9007199254740993)", "(9007199254740992)",
+         other_columns="id DOUBLE PRIMARY KEY")
+    [found] = compare(server, "t")
+    assert (found.missing, found.added, found.same) == (1, 1, False)
+
+
+@BOTH
+@pytest.mark.parametrize("key", ["id INT PRIMARY KEY", "id INT"])
+def test_negative_zero_is_not_zero_where_the_server_tells_them_apart(server: Server, key: str) -> None:
+    make(server, f"{key}, d DOUBLE, f FLOAT", "(1, 0, 1), (2, 1, 0), (3, 0, 0)",
+         "(1, '-0', 1), (2, 1, '-0'), (3, 0, 0)")
+    [found] = compare(server, "t")
+    apart = server.scalar("SELECT CONVERT(d USING binary) FROM shop.t WHERE id = 1") == b"-0"
+    assert (found.missing or found.changed) == (2 if apart else 0)
 
 
 @BOTH

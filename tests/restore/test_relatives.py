@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from backupd.engine.binlogstatement import effect
+from backupd.engine.binlogchanges import Changes
+from backupd.engine.binlogstatement import effect, masked
 from backupd.engine.tablefilter import patterns, skipped_statement
 from backupd.model.binlog import Change, ChangeKind, Transaction
 from backupd.model.table import TableName
@@ -29,6 +30,16 @@ def said(*texts: str) -> Transaction:
     changes = tuple(dict.fromkeys(change for text in texts for change in effect(text, "a").changes))
     return Transaction("0-1-1", 4, 40, AT, precise=True, server_id=1, changes=changes,
                        statement="; ".join(texts)[:1024])
+
+
+def indexed(text: str, size: int | None = None) -> Transaction:
+    """As the index has a statement; ``size``: as one of before kept it."""
+    changes = Changes(None)
+    changes.begin(4)
+    changes.statement(text, "a", only_begun=False)
+    done, kept = changes.done()
+    kept = kept if size is None else masked(text).strip()[:size]
+    return Transaction("0-1-1", 4, 40, AT, precise=True, server_id=1, changes=done, statement=kept)
 
 
 def rows(table: str, kind: ChangeKind = ChangeKind.INSERT, count: int = 1) -> Transaction:
@@ -129,6 +140,60 @@ def test_rows_that_went_through_a_view_make_them_inseparable_only_where_the_view
     assert of("a.t", "INSERT INTO b.w VALUES (1)", views=views).inseparable == ()
     for view in ("b.v", "b.x"):
         assert view in of("a.t", f"INSERT INTO {view} VALUES (1)", views=views).inseparable[0]
+
+
+WIDE = ", ".join(f"a_rather_long_column_name_{number} INT" for number in range(40))
+
+
+@pytest.mark.parametrize("text", [
+    f"CREATE TABLE a.t (i INT, {WIDE}, FOREIGN KEY (i) REFERENCES b.u (i))",
+    f"ALTER TABLE a.t ADD ({WIDE}), ADD FOREIGN KEY (i) REFERENCES b.u (i)",
+    f"CREATE TABLE a.t /* {WIDE} */ LIKE b.u", f"CREATE TABLE a.t ({WIDE}) AS SELECT * FROM b.u",
+    f"/* {WIDE} */ CREATE TABLE a.t LIKE b.u",
+    "RENAME TABLE " + ", ".join(f"b.x{number} TO b.y{number}" for number in range(80)) + ", b.u TO a.t",
+    r"CREATE TABLE a.t (password TEXT DEFAULT 'it\'s', FOREIGN KEY (i) REFERENCES b.u (i))",
+])
+def test_a_definition_of_which_the_index_has_the_beginning_makes_its_table_inseparable(text: str) -> None:
+    found = relatives([name("a.t")], [indexed(text, size=1024)], nobody, known=[name("b.u")])
+    assert "in part only" in found.inseparable[0]
+    assert relatives([name("b.z")], [indexed(text, size=1024)], nobody).inseparable == ()
+    now = relatives([name("a.t")], [indexed(text)], nobody, known=[name("b.u")])
+    assert (name("b.u") in now.tables) is not bool(now.inseparable)
+    assert not now.inseparable or "password" in text
+    longer = text.replace("a_rather", "/* " + 70_000 * "x" + " */ a_rather", 1)
+    if longer != text:
+        assert "in part only" in relatives([name("a.t")], [indexed(longer)], nobody).inseparable[0]
+
+
+def test_what_is_behind_a_definition_that_is_cut_is_of_no_interest_where_no_table_can_stand_there() -> None:
+    partitions = ", ".join(f"PARTITION p{number} VALUES LESS THAN ({number})" for number in range(80))
+    for text in (f"CREATE TABLE a.t (i INT) PARTITION BY RANGE (i) ({partitions})",
+                 f"CREATE INDEX i ON a.t (i) COMMENT '{WIDE}'", f"INSERT INTO a.t VALUES ('{WIDE}')",
+                 "DROP TABLE IF EXISTS a.t" + "".join(f", b.x{number}" for number in range(200))):
+        assert relatives([name("a.t")], [indexed(text, size=1024)], nobody, triggers={}).inseparable == (), text
+
+
+def test_a_trigger_that_is_cut_matters_where_statements_fired_it() -> None:
+    trigger = f"CREATE TRIGGER g AFTER INSERT ON a.t FOR EACH ROW BEGIN /* {WIDE} */ DELETE FROM b.u; END"
+    fired = said("INSERT INTO a.t VALUES (1)")
+    for wanted in ("a.t", "b.z"):
+        found = relatives([name(wanted)], [indexed(trigger, size=1024), fired], nobody, triggers={})
+        assert "triggers" in found.inseparable[0]
+        assert relatives([name(wanted)], [indexed(trigger, size=1024), rows("a.t")], nobody,
+                         triggers={}).inseparable == ()
+    assert shown(relatives([name("a.t")], [indexed(trigger), fired], nobody, triggers={})) == "a.t b.u"
+
+
+def test_every_query_that_a_view_had_counts() -> None:
+    for first, second in (("a.t", "b.u"), ("b.u", "a.t")):
+        found = of("a.t", f"CREATE VIEW b.v AS SELECT * FROM {first}", "INSERT INTO b.v VALUES (1)",
+                   f"ALTER VIEW b.v AS SELECT * FROM {second}", "INSERT INTO b.v VALUES (1)")
+        assert "b.v" in found.inseparable[0]
+
+
+def test_a_list_of_new_names_that_no_index_holds_may_have_any_table_in_it() -> None:
+    text = "RENAME TABLE " + ", ".join(f"b.x{number} TO b.y{number}" for number in range(6000))
+    assert "in part only" in relatives([name("a.t")], [indexed(text)], nobody).inseparable[0]
 
 
 def test_a_filter_has_a_pattern_per_table_and_one_for_what_is_done_to_its_schema() -> None:

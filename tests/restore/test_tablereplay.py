@@ -180,8 +180,33 @@ def test_what_is_missing_stops_the_replay_and_the_pipe_is_refused(short_tmp: Pat
         with narrowed_copy(MARIADB, source, shelf, wanted, short_tmp) as (server, info):
             with pytest.raises(RefusedError, match="some tables only"):
                 roll(server, info, what, tables=wanted, method=ReplayMethod.PIPE)
-            with pytest.raises(ServerError, match="1146"):
+            with pytest.raises(ServerError, match="1146") as caught:
                 roll(server, info, what, tables=wanted)
+            assert "--datadir" in caught.value.hint
+            assert "--replay-with" not in caught.value.hint
+
+
+def test_a_foreign_key_far_behind_in_a_definition_brings_its_parent_along(short_tmp: Path) -> None:
+    wide = ", ".join(f"a_rather_long_column_name_{number} INT" for number in range(40))
+    far = "/* " + 70_000 * "é" + " */"
+    child = TableName("shop", "child")
+    with MARIADB.make() as source:
+        source.execute("CREATE DATABASE shop", "CREATE TABLE shop.parent (id INT PRIMARY KEY)",
+                       "INSERT INTO shop.parent VALUES (1), (2), (3)")
+        base, shelf = base_of(MARIADB, source), Shelf(source)
+        for name, comment in (("child", ""), ("grandchild", far)):
+            source.execute(
+                "SET foreign_key_checks = 0", f"CREATE TABLE shop.{name} (id INT PRIMARY KEY, {wide}, {comment} "
+                f"CONSTRAINT c_{name} FOREIGN KEY (id) REFERENCES shop.parent (id) ON DELETE CASCADE)",
+                f"INSERT INTO shop.{name} (id) SELECT id FROM shop.parent")
+        source.execute("SET foreign_key_checks = 1", "DELETE FROM shop.parent WHERE id = 2")
+        needed, _got, copied = replayed(MARIADB, source, base, shelf, [child], short_tmp)
+        assert needed.tables == (child, TableName("shop", "parent"))
+        assert needed.inseparable == ()
+        assert copied == checksums(source.query, [child])
+        what = logs(source, short_tmp / "again", base.start, here(MARIADB, source))
+        cut = relatives_of(base, what, [TableName("shop", "grandchild")])
+        assert "in part only" in cut.inseparable[0]
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ def connect(
         autocommit=autocommit,
         charset="utf8mb4",
         connect_timeout=10,
+        ssl_disabled=True,  # else it reads the system's certificates first, each time
     )
 
 

@@ -1,0 +1,35 @@
+"""What is left in memory after large blocks were freed."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+from backupd.process.memory import return_large_blocks
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+if sys.argv[1] == "returned":
+    return_large_blocks()
+block = b"x" * (24 << 20)  # freed, it makes glibc keep blocks of this size
+del block
+before = resident()
+block = b"x" * (16 << 20)
+behind = b"y" * 65536
+del block
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a habit of glibc")
+def test_a_large_block_goes_back_to_the_system_although_one_was_freed_before() -> None:
+    kept, returned = (
+        int(subprocess.run([sys.executable, "-c", _PROGRAM, how], check=True, stdout=subprocess.PIPE).stdout)
+        for how in ("kept", "returned"))
+    assert kept > 12 << 20
+    assert returned < 2 << 20
