@@ -7,7 +7,7 @@ are fetched. Either can be rolled forward with the binary logs before the rows a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -209,7 +209,3 @@ def _nowhere(impossible: Sequence[Impossible]) -> BackupdError:
     return (RefusedError if refused else NotFoundError)(
         "these tables cannot be restored to this target", detail="\n".join(lines),
         hint=next((one.error.hint for one in impossible if one.error.hint), ""))
-
-
-def with_warnings(plan: TablePlan, more: Sequence[str]) -> TablePlan:
-    return replace(plan, warnings=tuple(dict.fromkeys((*plan.warnings, *more))))

@@ -23,7 +23,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from backupd.engine.client import Connection
-from backupd.engine.clienttool import client_options
+from backupd.engine.clientoptions import client_options
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import ToolError
 from backupd.model.server import Flavour, Tool

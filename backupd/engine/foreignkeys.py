@@ -87,11 +87,6 @@ class ForeignKeys:
         wanted = frozenset(names)
         return self._closure(wanted, {name: [key.parent for key in keys] for name, keys in self._of_child.items()})
 
-    def descendants(self, names: Iterable[TableName]) -> frozenset[TableName]:
-        """Children, their children, and so on, without ``names`` themselves."""
-        wanted = frozenset(names)
-        return self._closure(wanted, {name: [key.child for key in keys] for name, keys in self._of_parent.items()})
-
     @staticmethod
     def _closure(names: frozenset[TableName], steps: Mapping[TableName, list[TableName]]) -> frozenset[TableName]:
         found: set[TableName] = set(names)

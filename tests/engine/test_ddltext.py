@@ -109,12 +109,11 @@ def test_a_constraint_can_be_written_again_for_another_parent() -> None:
     assert (first.acts, second.acts) == (True, False)
 
 
-def test_ancestors_and_descendants_are_followed_through_circles() -> None:
+def test_ancestors_are_followed_through_circles() -> None:
     a, b, c, d = (TableName("s", name) for name in "abcd")
     keys = ForeignKeys([ForeignKey("1", a, ("x",), b, ("x",)), ForeignKey("2", b, ("x",), c, ("x",)),
                         ForeignKey("3", c, ("x",), a, ("x",)), ForeignKey("4", d, ("x",), d, ("x",))])
     assert keys.ancestors([a]) == {b, c}
-    assert keys.descendants([a]) == {b, c}
     assert keys.ancestors([d]) == frozenset()
     assert [key.name for key in keys.children(b)] == ["1"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from backupd.backup.logical import LogicalOutcome
 from backupd.engine.client import Connection
-from backupd.engine.clienttool import client_options
+from backupd.engine.clientoptions import client_options
 from backupd.model.server import Flavour
 from backupd.process.optionfile import option_file
 from restore.sqlfiles import SCRIPT, write_sql
