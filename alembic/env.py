@@ -10,7 +10,7 @@ from alembic import context
 from sqlalchemy import Connection
 
 from backupd.catalog.database import Database
-from backupd.catalog.migrations import VERSION_TABLE
+from backupd.catalog.revision import VERSION_TABLE
 from backupd.catalog.tables import metadata
 
 

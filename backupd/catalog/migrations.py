@@ -6,16 +6,13 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from backupd.catalog.database import Database
+from backupd.catalog.revision import VERSION_TABLE, current
 from backupd.catalog.tables import metadata
 from backupd.model.errors import CatalogError
-
-VERSION_TABLE = "backupd_version"
-"""Not alembic's usual name: a PostgreSQL database may be shared with another program that uses alembic."""
 
 _LOCK = 0x6261636B757064
 """Key of the advisory lock that upgrades of one PostgreSQL database share: the letters ``backupd``."""
@@ -44,11 +41,6 @@ def head() -> str:
     if revision is None:
         raise CatalogError("the catalog's migrations are empty", hint="install the package backupd again")
     return revision
-
-
-def current(connection: Connection) -> str | None:
-    """The revision of a catalog's tables; None before the first upgrade."""
-    return MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE}).get_current_revision()
 
 
 def bring_up_to_date(database: Database) -> tuple[str | None, str]:

@@ -13,10 +13,10 @@ from backupd.catalog.events import Events
 from backupd.catalog.holds import Holds
 from backupd.catalog.jobs import Jobs
 from backupd.catalog.lags import Lags
-from backupd.catalog.migrations import bring_up_to_date
 from backupd.catalog.proofs import Proofs
 from backupd.catalog.rates import Rates
 from backupd.catalog.restores import Restores
+from backupd.catalog.revision import WANTED, current
 from backupd.catalog.schedules import Schedules
 from backupd.catalog.watch import Watch
 from backupd.catalog.witnesses import Witnesses
@@ -64,7 +64,7 @@ def open_catalog(url: str) -> Catalog:
     """
     database = Database(url)
     try:
-        bring_up_to_date(database)
+        _bring_up_to_date(database)
     except BaseException:
         database.close()
         raise
@@ -78,6 +78,15 @@ def upgrade(url: str) -> tuple[str | None, str]:
     """
     database = Database(url)
     try:
-        return bring_up_to_date(database)
+        return _bring_up_to_date(database)
     finally:
         database.close()
+
+
+def _bring_up_to_date(database: Database) -> tuple[str | None, str]:
+    with database.read() as connection:
+        if current(connection) == WANTED:
+            return WANTED, WANTED
+    from backupd.catalog.migrations import bring_up_to_date  # dear to import, and hardly ever needed
+
+    return bring_up_to_date(database)

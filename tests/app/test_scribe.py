@@ -33,7 +33,7 @@ def hold(catalog: Catalog) -> None:
 
 def test_answers_and_errors_come_from_the_catalog(tmp_path: Path) -> None:
     with Scribe(f"sqlite:///{tmp_path}/catalog.db") as scribe:
-        scribe.ask(hold)
+        scribe.ask(hold, patience=30)  # makes the catalog first
         assert [one.server for one in scribe.ask(lambda catalog: catalog.holds.all())] == ["db1"]
         with pytest.raises(NotFoundError):
             scribe.ask(lambda catalog: catalog.jobs.get("nix"))

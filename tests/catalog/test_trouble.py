@@ -19,7 +19,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from backupd.catalog import migrations, patience
+from backupd.catalog import migrations, patience, revision
 from backupd.catalog.database import Database
 from backupd.catalog.session import Catalog, open_catalog, upgrade
 from backupd.catalog.tables import metadata
@@ -38,11 +38,12 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_uses(url: str) -> 
     upgrade(url)
     with closing(Database(url)) as database, database.read() as connection:
         context = MigrationContext.configure(connection, opts={
-            "version_table": migrations.VERSION_TABLE, "compare_type": True, "compare_server_default": True})
+            "version_table": revision.VERSION_TABLE, "compare_type": True, "compare_server_default": True})
         assert compare_metadata(context, metadata) == []
 
 
 def test_upgrading_says_from_where_to_where(url: str) -> None:
+    assert migrations.head() == revision.WANTED
     assert upgrade(url) == (None, migrations.head())
     assert upgrade(url) == (migrations.head(), migrations.head())
 
@@ -92,13 +93,13 @@ def test_a_newer_catalog_is_refused(url: str) -> None:
     upgrade(url)
     database = Database(url)
     with database.write() as connection:
-        connection.execute(text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '9999'"))
+        connection.execute(text(f"UPDATE {revision.VERSION_TABLE} SET version_num = '9999'"))
     with pytest.raises(CatalogError, match="newer than this program") as caught:
         open_catalog(url)
     assert "9999" in caught.value.detail
     assert "backupd fsck --repair" in caught.value.hint
     with database.read() as connection:
-        assert migrations.current(connection) == "9999"
+        assert revision.current(connection) == "9999"
     database.close()
 
 
@@ -126,7 +127,7 @@ def test_an_upgrade_that_fails_in_the_middle_leaves_nothing(url: str) -> None:
     with pytest.raises(CatalogError, match="no_such_table"):
         upgrade_and_fail()
     with database.read() as connection:
-        assert migrations.current(connection) is None
+        assert revision.current(connection) is None
     database.close()
     assert upgrade(url) == (None, migrations.head())
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from alembic import command
 from sqlalchemy import text
 
-from backupd.catalog import migrations
+from backupd.catalog import migrations, revision
 from backupd.catalog.database import Database
 from backupd.catalog.session import open_catalog
 from backupd.model.backup import BackupState
@@ -72,6 +72,6 @@ def test_going_back_to_the_first_version_keeps_what_it_knew(url: str) -> None:
             command.downgrade(config, "0001")
             assert connection.scalar(text("SELECT count(*) FROM copies")) == 4
             assert connection.scalar(text("SELECT count(*) FROM jobs")) == 2
-            assert migrations.current(connection) == "0001"
+            assert revision.current(connection) == "0001"
     with open_catalog(url) as catalog:
         assert len(catalog.jobs.list()) == 2

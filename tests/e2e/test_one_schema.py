@@ -12,6 +12,7 @@ from backupd.engine.client import Connection
 from backupd.engine.schemascripts import read_schema
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
+from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.server import SERVICE_USER
@@ -19,6 +20,7 @@ from tests.support.server import SERVICE_USER
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
 
+@SOAK
 def test_a_dropped_schema_comes_back_out_of_a_dump_with_its_views_routines_and_events(
         keys: Keys, short_tmp: Path) -> None:
     with PrivateServer() as server:

@@ -19,7 +19,7 @@ from backupd.app.tableways import TableWishes
 from backupd.model.errors import UsageError
 from tests.e2e.house import SERVER, Done, House
 from tests.e2e.service import alive, descendants, until
-from tests.support.dice import rounds, thrown
+from tests.support.dice import SOAK, rounds, thrown
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
@@ -210,8 +210,9 @@ def small_disk(point: Path, options: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("source", "options", "words"), [
-    ("logical", "size=256k", "too little room"), ("physical", "size=256k", "too little room"),
-    ("logical", "size=4g,nr_inodes=7", "make room there")])
+    ("logical", "size=256k", "too little room"),
+    pytest.param("physical", "size=256k", "too little room", marks=SOAK),
+    pytest.param("logical", "size=4g,nr_inodes=7", "make room there", marks=SOAK)])
 def test_a_full_disk_where_rows_are_kept_meanwhile_is_said_and_changes_nothing(
         shop: Shop, source: str, options: str, words: str) -> None:
     with small_disk(shop.house.base / "scratch", options):
@@ -263,6 +264,7 @@ def test_nonsense_is_refused_in_words_before_anything_is_done(shop: Shop) -> Non
     shop.is_clean()
 
 
+@SOAK
 def test_a_server_that_takes_small_packets_only_names_the_row_and_keeps_the_rest(shop: Shop) -> None:
     server, house = shop.server, shop.house
     server.execute("CREATE DATABASE wide", "CREATE TABLE wide.big (id INT PRIMARY KEY, b LONGTEXT)",

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
 from tests.restore.rolling import Kind, both
+from tests.support.dice import SOAK
 from tests.support.keys import operator_keys
 from tests.support.mysql import root_programs
 from tests.support.places import short_directory
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is gi
 
 
 @both()
+@SOAK
 def test_tables_are_not_rolled_forward_over_xa_transactions_where_the_servers_filters_stop_at_them(kind: Kind) -> None:
     with operator_keys() as keys, short_directory() as base, kind.make() as server:
         server.create_backup_users()

@@ -17,7 +17,7 @@ from backupd.model.table import quote_name
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
 from tests.support import zoo
-from tests.support.dice import rounds
+from tests.support.dice import SOAK, rounds
 from tests.support.keys import Keys
 from tests.support.places import short_directory
 from tests.support.sample import checksum_everything
@@ -27,8 +27,8 @@ from tests.support.stacks import MARIADB, MYSQL_CLONE, Stack
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
 ODD_SCHEMA, ODD_TABLE = "my.shop/ő `1`", "or der.%"
-SOAK = rounds(1) >= 20
-MANY, BIG_ROW = (5000, 100 * 1024 * 1024) if SOAK else (20, 0)
+LONG = rounds(1) >= 20
+MANY, BIG_ROW = (5000, 100 * 1024 * 1024) if LONG else (20, 0)
 
 
 @dataclass
@@ -84,7 +84,7 @@ def fill_many(server: Server, count: int) -> None:
             cursor.execute(f"INSERT INTO t{number} (v) VALUES {rows}")
 
 
-@pytest.mark.parametrize("source", ["logical", "physical"])
+@pytest.mark.parametrize("source", ["logical", pytest.param("physical", marks=SOAK)])
 def test_the_whole_zoo_comes_back_in_another_schema_equal_to_the_last_bit(herd: Herd, source: str) -> None:
     server = herd.server
     done = herd.house.run("restore", SERVER, "--to", f"backup:{herd.ids[source]}", "--into", SERVER, "--tables",
@@ -177,7 +177,7 @@ def test_tables_that_were_renamed_made_and_altered_since_come_back_by_the_names_
     assert "many.renamed" in gone.err
 
 
-@pytest.mark.skipif(not SOAK, reason="for a soak: BACKUPD_ROUNDS=20 or more")
+@pytest.mark.skipif(not LONG, reason="for a soak: BACKUPD_ROUNDS=20 or more")
 @pytest.mark.parametrize("source", ["logical", "physical"])
 def test_thousands_of_small_tables_come_back_in_another_schema(herd: Herd, source: str) -> None:
     herd.restore("--tables", "many.*", "--as", "again.*", "--from", source, to=f"backup:{herd.ids[source]}")

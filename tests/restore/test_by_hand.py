@@ -18,6 +18,7 @@ from backupd.process.optionfile import option_file
 from restore.sqlfiles import SCRIPT, write_sql
 from tests.backup.dumped import Shelf, table
 from tests.support import mysql, zoo
+from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.mysql import MySQLServer
@@ -72,7 +73,7 @@ class Hand:
             self.target.execute(f"DROP DATABASE {schema}")
 
 
-@pytest.fixture(scope="module", params=[Flavour.MARIADB, Flavour.MYSQL])
+@pytest.fixture(scope="module", params=[Flavour.MARIADB, pytest.param(Flavour.MYSQL, marks=SOAK)])
 def hand(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Hand]:
     mariadb = request.param is Flavour.MARIADB
     if not mariadb and (why := mysql.why_not()):

@@ -32,6 +32,7 @@ from restore.tablespec import TablesSpec
 from tests.restore.rolling import MARIADB, MYSQL, Kind
 from tests.restore.subsets import MIB, Shelf
 from tests.restore.taken import now
+from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.places import DATABASE_USER, short_directory
 from tests.support.server import Server, quote_name
@@ -183,7 +184,8 @@ def test_what_fails_on_the_way_is_told_and_left_to_be_loaded(empty: House, tmp_p
 
 
 @pytest.mark.parametrize(("owner", "step", "after"), [
-    (tablespace._Files, "show", False), (tablespace._Files, "show", True), (Journal, "set_state", False)],
+    pytest.param(tablespace._Files, "show", False, marks=SOAK), (tablespace._Files, "show", True),
+    pytest.param(Journal, "set_state", False, marks=SOAK)],
     ids=["copied", "named", "imported"])
 def test_an_attempt_that_is_killed_is_made_anew_and_never_taken_for_whole(
         empty: House, tmp_path: Path, owner: object, step: str, after: bool) -> None:

@@ -25,7 +25,7 @@ from tests.support.places import short_directory
 from tests.support.server import Server, query
 
 STAGING = {"zoo": "backupd_restore_z1_1"}
-BIG = 100 * 1024 * 1024
+BIG = size(20, 100) * 1024 * 1024
 
 
 @pytest.fixture(params=[PrivateServer, MySQLServer], ids=["mariadb", "mysql"])

@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import random
 
+import pytest
+
+SOAK = pytest.mark.skipif("BACKUPD_ROUNDS" not in os.environ, reason="left to a soak")
+"""Of a test that is dear, and near another one that always runs."""
+
 
 def thrown(name: str) -> random.Random:
     """A generator for the test ``name``, from $BACKUPD_SEED or fresh; its seed is printed with the test's output."""
