@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from backupd.model.errors import BusyError, RefusedError
@@ -51,13 +51,22 @@ def workplace(spec: TablesSpec) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def discard(path: Path, restore_id: str) -> None:
+    """Remove what a restore that nobody goes on with kept below ``path``, unless somebody is at it."""
+    _remove(path / f"{_PREFIX}{restore_id}", lambda _folder: True)
+
+
 def _remove_forgotten(path: Path) -> None:
     for folder in sorted(path.glob(f"{_PREFIX}*")):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if folder.suffix == _OVER or time.time() - folder.stat().st_mtime > _ABANDONED:
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+        _remove(folder, lambda one: one.suffix == _OVER or time.time() - one.stat().st_mtime > _ABANDONED)
+
+
+def _remove(folder: Path, condemned: Callable[[Path], bool]) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if condemned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)

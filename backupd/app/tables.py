@@ -13,6 +13,7 @@ from backupd.app.dependence import require_keys
 from backupd.app.restores import archives, sources, templates
 from backupd.app.tableways import TableWishes, chosen_way
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
+from backupd.engine.client import Connection
 from backupd.model.clock import format_time
 from backupd.model.errors import (
     BackupdError,
@@ -33,6 +34,10 @@ from restore.tableoutcome import TablesOutcome
 from restore.tableplan import Source, TablePlan
 from restore.tablerestore import Confirm
 from restore.tablespec import TablesSpec
+from restore.workplace import discard
+
+_LOOKED_AT = 50
+"""Restores of a server, the newest, among which earlier attempts at the same are looked for."""
 
 
 def plan_tables(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> TablePlan:
@@ -91,7 +96,8 @@ def restore_tables(
             wiring.catalog.restores.finish(row.id, JobState.CANCELLED if stopped else JobState.FAILED, wiring.clock(),
                                            error=text)
         raise
-    return replace(outcome, warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings))))
+    left = _forget_superseded(wiring, goal.restore_connection() if goal else None, row, settings.scratch.path)
+    return replace(outcome, warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings, *left))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +202,25 @@ def _begin(wiring: Wiring, chosen: TablePlan, place: str) -> RestoreRecord:
 
 def _succeeded(wiring: Wiring, restore_id: str, phases: Sequence[Phase]) -> None:
     wiring.catalog.restores.finish(restore_id, JobState.SUCCEEDED, wiring.clock(), phases=phases)
+
+
+def _forget_superseded(wiring: Wiring, into: Connection | None, row: RestoreRecord, folder: Path) -> list[str]:
+    """Remove what earlier attempts at the same tables left that came to be done in another way, or to another moment.
+    Gives what could not be removed."""
+    order = row.datadir.rpartition(" [")[0]
+    over = {one.id.lower(): one.id for one in wiring.catalog.restores.list(row.server, limit=_LOOKED_AT)
+            if one.id != row.id and one.datadir.rpartition(" [")[0] == order and one.state is not JobState.RUNNING}
+    for restore_id in over.values():
+        discard(folder, restore_id)
+    if into is None or not over:
+        return []
+    try:
+        for one in stagings(into):
+            if one.restore_id in over and not one.active:
+                drop_staging(into, one.schemas)
+    except BackupdError as error:
+        return [f"what earlier attempts left is still there: {error.message}"]
+    return []
 
 
 def _note(wiring: Wiring, restore_id: str, phase: Phase) -> None:

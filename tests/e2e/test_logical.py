@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
+from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.server import query
@@ -35,6 +36,7 @@ def dump(house: House, *args: str) -> dict[str, Any]:
     return record
 
 
+@SOAK
 def test_dumps_of_different_sets_are_taken_and_looked_after(house: House) -> None:
     everything, again = dump(house), dump(house)
     money = dump(house, "--set", "money")
