@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.forked import POLICY_EXTRA, Source, diary
 from tests.e2e.house import House
+from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.places import give_to_database
 from tests.support.stacks import MYSQL_CLONE
@@ -29,6 +30,7 @@ def source(short_tmp: Path, keys: Keys) -> Iterator[Source]:
         yield found
 
 
+@SOAK
 def test_after_a_reset_the_same_gtids_are_on_two_branches_and_each_is_reached_by_its_own_backup(
         source: Source) -> None:
     house = source.house

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.house import SERVER, House
-from tests.support.dice import rounds, thrown
+from tests.support.dice import SOAK, rounds, thrown
 from tests.support.keys import make_home, make_key, stop_agent
 from tests.support.mariadb import PrivateServer
 from tests.support.sample import checksum_everything
@@ -71,7 +71,8 @@ def assert_nothing_happened(house: House, first: dict[str, object]) -> None:
     assert not list(house.repository.rglob("*.partial"))
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 1.0], ids=["10 %", "50 %", "last byte"])
+@pytest.mark.parametrize(
+    "share", [pytest.param(0.1, marks=SOAK), 0.5, pytest.param(1.0, marks=SOAK)], ids=["10 %", "50 %", "last byte"])
 def test_the_tool_killed_on_its_way_leaves_nothing(house: House, share: float) -> None:
     first = house.backup()
     size = stream_size(house)
