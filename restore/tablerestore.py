@@ -159,15 +159,26 @@ class _Work:
 
     def _settle_others(self, into: Connection, staging: Mapping[str, str]) -> None:
         """What other restores that died had begun to hand over must not stand in the way of this one: taken back, or,
-        where the tables had changed places, finished."""
+        where the tables had changed places, finished. Raises RefusedError where these are the very tables that this one
+        would replace: they may be what was wanted, and hold rows written since."""
+        ours = {goal.target for goal in self._spec.goals} if self._spec.replace and not self._spec.compare else set()
         for other in stagings(into):
             if other.active or not set(other.schemas).isdisjoint(staging.values()):
                 continue
             with contextlib.suppress(BusyError):
-                done = [settle(into, schema, report=self._report, cancel=self._cancel) for schema in other.schemas]
-                if any(done):
-                    self._warnings.append(f"restore {other.restore_id} had put its tables into their places and was "
-                                          "interrupted then: that was finished")
+                done = [settle(into, schema, report=self._report, cancel=self._cancel) or told(into, schema)
+                        for schema in other.schemas]
+                placed = {target for one in done if one is not None for target, _aside in one.tables}
+                if not placed:
+                    continue
+                drop_staging(into, other.schemas)
+                text = f"restore {other.restore_id} had put its tables into their places before it was interrupted"
+                if again := sorted(placed & ours):
+                    raise RefusedError(
+                        f"{text}: that was finished now, and nothing else was done",
+                        detail=", ".join(name.shown for name in again),
+                        hint="look at these tables; to replace them once more, repeat the command")
+                self._warnings.append(f"{text}: that was finished")
 
     def _finish(self, into: Connection, staging: Mapping[str, str], note: Path) -> HandedOver | None:
         """What an attempt before had handed over, or had exchanged and is finished now; None when none had: what it

@@ -1,0 +1,66 @@
+"""An attempt at the same tables that died, before another one that comes to be done in another way. Where it died
+cannot be provoked without a hand-over of its own, so the questions to the server are answered here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backupd.engine.client import Connection
+from backupd.model.errors import RefusedError
+from backupd.model.table import TableName
+from restore import tablerestore
+from restore.handover import HandedOver
+from restore.stagingschema import Staging
+from restore.tablenames import goals
+from restore.tableplan import Source
+from restore.tablespec import TablesSpec
+
+ORDERS, OTHER = TableName("shop", "orders"), TableName("shop", "other")
+LEFT = Staging("20261121t042512z-7f3a9c01", ("backupd_restore_20261121t042512z-7f3a9c01_1",), 1, 1, None, False)
+
+
+def settling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, placed: TableName, *, replace: bool = True,
+             compare: bool = False) -> tuple[Callable[[], None], list[str], list[str]]:
+    """What a new attempt does first; the warnings it gathers, and the schemas it drops."""
+    spec = TablesSpec(
+        restore_id="20261121T052512Z-00000001", server="s", target="latest", way=Source.LOGICAL, chain=("B1",),
+        replay=None, statements=(), goals=goals([ORDERS], None), into="s", folder=tmp_path, memory=1, owner="mysql",
+        replace=replace, compare=compare)
+    dropped: list[str] = []
+
+    def drop(_into: Connection, names: Sequence[str]) -> None:
+        dropped.extend(names)
+
+    def settle(*_args: Any, **_more: Any) -> HandedOver:
+        return HandedOver(((placed, None),))
+
+    monkeypatch.setattr(tablerestore, "stagings", lambda _into: (LEFT,))
+    monkeypatch.setattr(tablerestore, "settle", settle)
+    monkeypatch.setattr(tablerestore, "drop_staging", drop)
+    nothing: Any = None
+    work = tablerestore._Work(spec, (), (), nothing, nothing, nothing, None, nothing, [], nothing)
+    return lambda: work._settle_others(Connection(), {}), work._warnings, dropped
+
+
+def test_tables_that_are_in_their_places_are_not_replaced_once_more_before_somebody_says_so(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settle, _warnings, dropped = settling(monkeypatch, tmp_path, ORDERS)
+    with pytest.raises(RefusedError, match="nothing else was done") as refused:
+        settle()
+    assert refused.value.detail == "shop.orders"
+    assert "repeat the command" in refused.value.hint
+    assert dropped == list(LEFT.schemas)  # so that the next call finds nothing any more
+
+
+@pytest.mark.parametrize(("placed", "replace", "compare"), [
+    (OTHER, True, False), (ORDERS, False, False), (ORDERS, True, True)])
+def test_others_and_what_replaces_nothing_go_on_with_a_warning(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, placed: TableName, replace: bool, compare: bool) -> None:
+    settle, warnings, _dropped = settling(monkeypatch, tmp_path, placed, replace=replace, compare=compare)
+    settle()
+    assert len(warnings) == 1
+    assert "that was finished" in warnings[0]
