@@ -10,13 +10,13 @@ from alembic import context
 from sqlalchemy import Connection
 
 from backupd.catalog.database import Database
+from backupd.catalog.logtables import every_table
 from backupd.catalog.revision import VERSION_TABLE
-from backupd.catalog.tables import metadata
 
 
 def _migrate(connection: Connection) -> None:
     # transactional_ddl: SQLite can undo DDL, but alembic does not assume so.
-    context.configure(connection=connection, target_metadata=metadata, version_table=VERSION_TABLE,
+    context.configure(connection=connection, target_metadata=every_table, version_table=VERSION_TABLE,
                       transactional_ddl=True, render_as_batch=connection.dialect.name == "sqlite")
     with context.begin_transaction():
         context.run_migrations()

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from policies.fields import BASE, Duration, LocalPath, Name, Section, Size, TimeZone, Words, local_path
-from storage.config import FilesystemConfig
+from storage.config import FilesystemConfig, S3Config, SftpConfig
 
 _FILE = ("secrets stay out of this file: put it into a file that only the service can read (mode 0600) "
          "and name that as {}")
@@ -123,47 +123,35 @@ class FilesystemDestination(FilesystemConfig):
                             examples=["/srv/backups"])
 
 
-StorageClass = Literal["STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "GLACIER",
-                       "DEEP_ARCHIVE"]
+class S3Destination(S3Config):
+    """A bucket of Amazon S3 or of anything that speaks like it.
 
-
-class S3Destination(Section):
-    """A bucket of Amazon S3 or of anything that speaks like it."""
+    Only sealed parts of files and of binary logs go to `storage_class` and `binlog_storage_class`; whatever is needed
+    to know what there is (manifests, indexes, runbooks) is always STANDARD.
+    """
 
     refused: ClassVar = dict.fromkeys(
         ("secret_access_key", "access_key_id", "access_key", "secret_key", "aws_access_key_id",
          "aws_secret_access_key"), _FILE.format("credentials_file"))
 
-    type: Literal["s3"] = Field(description="The kind of destination.", examples=["s3"])
-    bucket: Annotated[str, Field(min_length=3, max_length=63)] = Field(description="The bucket.",
-                                                                      examples=["acme-backups"])
-    prefix: Annotated[str, Field(pattern=r"^[^/\s].*[^/]$|^[^/\s]?$")] = Field(
-        "", description="What all keys begin with; a slash is put after it.", examples=["prod"])
-    storage_class: StorageClass = Field("STANDARD", description="The storage class of new objects.",
-                                        examples=["STANDARD_IA"])
-    region: Words | None = Field(None, description="The region.", examples=["eu-central-1"])
-    endpoint_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = Field(
-        None, description="The address of a server that is not Amazon's.", examples=["https://s3.example.com"])
+    ca_file: LocalPath | None = Field(
+        None, description="A file of the certificates to trust for it, instead of the usual.",
+        examples=["/etc/backupd/s3-ca.pem"])
     credentials_file: LocalPath | None = Field(
         None, description="A shared credentials file; by default the usual ways of the SDK.",
         examples=["/etc/backupd/s3-credentials"])
-    profile: Words | None = Field(None, description="The profile in it.", examples=["backupd"])
 
 
-class SftpDestination(Section):
+class SftpDestination(SftpConfig):
     """A folder on another host, by SSH."""
 
     refused: ClassVar = {"password": "passwords are not supported: name a private key as key_file"}
 
-    type: Literal["sftp"] = Field(description="The kind of destination.", examples=["sftp"])
-    host: Words = Field(description="The host.", examples=["vault.example.com"])
-    port: int = Field(22, ge=1, le=65535, description="Its port.", examples=[22])
-    user: Words = Field(description="The account there.", examples=["backupd"])
-    path: Annotated[str, Field(pattern=r"^/.+")] = Field(description="The folder there, absolute.",
-                                                        examples=["/srv/backups"])
-    key_file: LocalPath | None = Field(None, description="The private key.", examples=["/etc/backupd/sftp-key"])
-    known_hosts: LocalPath | None = Field(None, description="The file of known host keys.",
-                                          examples=["/etc/backupd/known_hosts"])
+    key_file: LocalPath = Field(description="The private key, without a passphrase.",
+                                examples=["/etc/backupd/sftp-key"])
+    known_hosts: LocalPath = Field(
+        description="The file of known host keys, as ssh writes it; a host that is not in it is not talked to.",
+        examples=["/etc/backupd/known_hosts"])
 
 
 DestinationSettings = Annotated[FilesystemDestination | S3Destination | SftpDestination,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from typing import Annotated, ClassVar, Literal
 
@@ -17,11 +16,10 @@ from policies.fields import (
     Section,
     Size,
     TablePattern,
-    Target,
     TimeZone,
     Window,
-    Words,
 )
+from policies.proving import TestRestore, Witness
 
 NO_LOGICAL_INCREMENTS = (
     "logical backups have no increments: take a full one each week and let the binary log fill the days between; "
@@ -274,50 +272,16 @@ class Objectives(Section):
     rto: Duration | None = Field(None, description="The longest that a restore may take.", examples=["2h"])
 
 
-_PLACEHOLDER = re.compile(r"\{([a-zA-Z_]+)\}")
+class Protection(Section):
+    """What makes a backup one that survives what happens to a single place."""
 
-
-def _sql(text: str) -> str:
-    if strange := sorted(set(_PLACEHOLDER.findall(text)) - {"target"}):
-        raise ValueError(f"{{{strange[0]}}} is not known: only {{target}}, the moment restored to, is filled in")
-    return text
-
-
-class SqlCheck(Section):
-    """A question to the restored server."""
-
-    name: Words | None = Field(None, description="What reports call it; by default the SQL itself.",
-                               examples=["orders of the last day"])
-    sql: Annotated[Words, AfterValidator(_sql)] = Field(
-        description="One statement that gives one value; the check is passed when that is true (not 0, not NULL). "
-                    "`{target}` becomes the moment restored to, as a quoted time in UTC.",
-        examples=["SELECT COUNT(*) > 0 FROM shop.orders WHERE created_at > {target} - INTERVAL 1 DAY"])
-
-
-class TestRestore(Section):
-    """Backups are restored on a private server, looked at, and thrown away again."""
-
-    schedule: Cadence | None = Field(None, description="When.", examples=["0 6 * * *"])
-    target: Target = Field(
-        "latest", description="To where: `latest`, `random` (another moment each time, anywhere that the server can be "
-                              "recovered to), or any target that `backupd restore --to` takes.",
-        examples=["random"])
-    checks: tuple[SqlCheck, ...] = Field((), description="Questions to the restored server, besides CHECK TABLE.")
-
-
-class Witness(Section):
-    """Checksums of the source's tables, read in one snapshot, for a test restore to compare with.
-
-    Reading them costs the source one full read of its tables, and purge lag while the snapshot is open.
-    """
-
-    enabled: bool = Field(True, description="Read them with each full backup.", examples=[True])
-    schedule: Cadence | None = Field(
-        None, description="When they are read besides, so that test restores compare moments between two backups, too.",
-        examples=["0 */6 * * *"])
-    max_duration: Duration = Field(
-        "10m", validate_default=True, description="Stop after this time; the tables not read are named in the proof.",
-        examples=["10m"])
+    copies: int = Field(2, ge=1, le=16, examples=[2],
+                        description="At how many destinations whole copies of it must be that were read again, or "
+                                    "checked by the place itself, after they were stored.")
+    off_site: int = Field(1, ge=0, le=16, description="How many of them must be away from the site.", examples=[1])
+    within: Duration = Field("24h", validate_default=True, examples=["24h"],
+                             description="How long after its end a backup may take to get there before somebody is "
+                                         "told.")
 
 
 class Policy(Section):
@@ -345,6 +309,12 @@ class Policy(Section):
                                    description="What restores are measured against.")
     test_restore: TestRestore | None = Field(None, description="How backups are proved.")
     verify: Verify | None = Field(None, description="How stored objects are read again.")
+    protection: Protection = Field(default_factory=lambda: Protection.model_validate({}),
+                                   description="What counts as protected.")
+    signed: bool = Field(
+        False, examples=[True],
+        description="Manifests of backups and of binary logs are signed with encryption.signing_key, and none that is "
+                    "unsigned or altered is believed.")
     timing: Timing = Field(default_factory=lambda: Timing.model_validate({}),
                            description="What holds for all schedules.")
     retry: Retry = Field(default_factory=lambda: Retry.model_validate({}), description="What happens after a failure.")

@@ -1,22 +1,58 @@
-"""What the configuration says about each destination."""
+"""What the configuration says about each destination. Its file describes the paths, which may be relative there."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from backupd.model.units import parse_size
 
 
-class FilesystemConfig(BaseModel):
-    """A folder on a mounted file system."""
+def _rate(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+Rate = Annotated[int, BeforeValidator(_rate), Field(ge=1024)]
+"""Bytes a second, written as a size: ``20MB``."""
+
+StorageClass = Literal["STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "GLACIER",
+                       "DEEP_ARCHIVE"]
+
+
+class Place(BaseModel):
+    """What every kind of destination has. ``is_off_site`` is the answer, ``off_site`` what somebody wrote."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    off_site: bool | None = Field(
+        None, examples=[True],
+        description="Whether it survives the loss of the building that the servers are in. By default folders do not, "
+                    "and everything else does.")
+    max_upload: Rate | None = Field(
+        None, description="The most bytes a second that are sent there, by all jobs of one process together.",
+        examples=["20MB"])
+    max_download: Rate | None = Field(None, description="The most bytes a second that are read from there.",
+                                      examples=["50MB"])
+
+    @property
+    def is_off_site(self) -> bool:
+        return True if self.off_site is None else self.off_site
+
+
+class FilesystemConfig(Place):
+    """A folder on a mounted file system."""
 
     type: Literal["filesystem"] = Field(description="Kind of destination.", examples=["filesystem"])
     path: Path = Field(
         description="Absolute path of the folder. Its parent must exist; the folder is made at the first backup.",
         examples=["/srv/backups"])
+
+    @property
+    def is_off_site(self) -> bool:
+        return bool(self.off_site)
 
     @field_validator("path")
     @classmethod
@@ -28,5 +64,70 @@ class FilesystemConfig(BaseModel):
         return path
 
 
-DestinationConfig = FilesystemConfig
+class S3Config(Place):
+    """A bucket of Amazon S3 or of anything that speaks like it.
+
+    Only sealed parts of files and of binary logs go to ``storage_class`` and ``binlog_storage_class``; whatever is
+    needed to know what there is (manifests, indexes, runbooks) is always STANDARD.
+    """
+
+    type: Literal["s3"] = Field(description="The kind of destination.", examples=["s3"])
+    bucket: Annotated[str, Field(min_length=3, max_length=63)] = Field(description="The bucket.",
+                                                                      examples=["acme-backups"])
+    prefix: Annotated[str, Field(pattern=r"^[^/\s].*[^/]$|^[^/\s]?$")] = Field(
+        "", description="What all keys begin with; a slash is put after it.", examples=["prod"])
+    storage_class: StorageClass = Field(
+        "STANDARD", description="The storage class of the objects of backups.", examples=["STANDARD_IA"])
+    binlog_storage_class: StorageClass = Field(
+        "STANDARD", description="The storage class of archived binary logs that are complete. Pieces of one that still "
+                                "grows are replaced soon and are always STANDARD.", examples=["STANDARD_IA"])
+    region: str | None = Field(None, description="The region.", examples=["eu-central-1"])
+    endpoint_url: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = Field(
+        None, description="The address of a server that is not Amazon's.", examples=["https://s3.example.com"])
+    addressing: Literal["auto", "path", "virtual"] = Field(
+        "auto", description="Where the bucket's name stands in an address; most servers that are not Amazon's want "
+                            "`path`.", examples=["path"])
+    ca_file: Path | None = None
+    credentials_file: Path | None = None
+    profile: str | None = Field(None, description="The profile in it.", examples=["backupd"])
+    server_side_encryption: Literal["AES256", "aws:kms"] | None = Field(
+        None, description="What the server shall encrypt with, besides; everything is sealed before it is sent.",
+        examples=["aws:kms"])
+    kms_key: str | None = Field(None, description="The key for aws:kms.", examples=["alias/backups"])
+    object_lock: Literal["governance", "compliance"] | None = Field(
+        None, description="Nothing that is stored may be changed or deleted by anybody for `lock_days`. The bucket has "
+                          "to be made with object lock.", examples=["governance"])
+    lock_days: int | None = Field(None, ge=1, le=36500, description="For how long.", examples=[14])
+    delete: bool = Field(
+        True, examples=[False],
+        description="Whether the credentials here may delete. Without, nothing is removed by this service: a rule of "
+                    "the bucket, or an installation with other credentials, does that.")
+
+    @model_validator(mode="after")
+    def _agrees(self) -> S3Config:
+        if (self.object_lock is None) != (self.lock_days is None):
+            raise ValueError("object_lock and lock_days belong together: give both")
+        if self.kms_key is not None and self.server_side_encryption != "aws:kms":
+            raise ValueError("kms_key needs server_side_encryption: aws:kms")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*[a-z0-9]", self.bucket):
+            raise ValueError(f"{self.bucket!r} is no name of a bucket: small letters, digits, dots and dashes")
+        if ".." in self.prefix.split("/") or "//" in self.prefix or not self.prefix.isprintable():
+            raise ValueError(f"{self.prefix!r} cannot be the beginning of keys")
+        return self
+
+
+class SftpConfig(Place):
+    """A folder on another host, by SSH."""
+
+    type: Literal["sftp"] = Field(description="The kind of destination.", examples=["sftp"])
+    host: str = Field(description="The host.", examples=["vault.example.com"])
+    port: int = Field(22, ge=1, le=65535, description="Its port.", examples=[22])
+    user: str = Field(description="The account there.", examples=["backupd"])
+    path: Annotated[str, Field(pattern=r"^/.+")] = Field(description="The folder there, absolute.",
+                                                        examples=["/srv/backups"])
+    key_file: Path
+    known_hosts: Path
+
+
+DestinationConfig = FilesystemConfig | S3Config | SftpConfig
 """Every kind of destination that a configuration file may name."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Flag, auto
+from enum import Flag, StrEnum, auto
 from typing import BinaryIO, Protocol, runtime_checkable
 
 
@@ -22,6 +22,10 @@ class Capability(Flag):
     """Keys can be shown again under a browsable name without a second copy: ``link`` and ``publish`` work."""
     SPACE = auto()
     """``space`` knows how much room is left."""
+    ARCHIVE = auto()
+    """Objects may lie in an archive class, where they can be read only after a thaw: see ``ArchiveDestination``."""
+    CHECKSUMS = auto()
+    """``checksum`` gives what the place itself computed, or checked, when it took an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,9 @@ class Destination(Protocol):
     """All methods may be called from several threads at once.
 
     Every failure is a DestinationError (``retryable`` as the driver knows), a full disk DestinationFullError, an
-    unknown key ObjectMissingError; ``message`` names the destination and the key.
+    unknown key ObjectMissingError, reading what has to be thawed first ArchivedError, deleting what may not be deleted
+    yet LockedError; ``message`` names the destination and the key. None of them hangs: a place that does not answer
+    is a DestinationError within a minute.
     """
 
     @property
@@ -88,7 +94,8 @@ class Destination(Protocol):
     def is_initialised(self) -> bool:
         """Does the place exist and carry our marker? False for a folder that vanished or whose disk is not mounted.
 
-        A caller who remembers that it once did must refuse to go on, not initialise again.
+        A caller who remembers that it once did must refuse to go on, not initialise again. Raises DestinationError
+        where nobody can tell: a place over the network that does not answer or does not let us in.
         """
         ...
 
@@ -147,6 +154,70 @@ class TreeDestination(Destination, Protocol):
     def identity(self, key: str) -> tuple[int, int]:
         """(device, inode) of the pool object ``key``."""
         ...
+
+
+class Tier(StrEnum):
+    """How fast, and at what price, an archived object is made readable."""
+
+    BULK = "bulk"
+    STANDARD = "standard"
+    EXPEDITED = "expedited"
+
+
+class ColdState(StrEnum):
+    """``warm``: it can be read as it is, and will always be. ``archived``: nobody has asked for it. ``thawing``:
+    somebody has. ``thawed``: it can be read until the time given with it."""
+
+    WARM = "warm"
+    ARCHIVED = "archived"
+    THAWING = "thawing"
+    THAWED = "thawed"
+
+
+@dataclass(frozen=True, slots=True)
+class Coldness:
+    """``storage_class`` as the place calls it; ``until``: when a thawed copy goes away again (aware, UTC)."""
+
+    key: str
+    size: int
+    storage_class: str
+    state: ColdState
+    until: datetime | None = None
+
+
+@runtime_checkable
+class ArchiveDestination(Destination, Protocol):
+    """A destination with the ARCHIVE capability."""
+
+    def coldness(self, key: str) -> Coldness:
+        """Raises ObjectMissingError."""
+        ...
+
+    def thaw(self, key: str, tier: Tier, days: int) -> Coldness:
+        """Ask for ``key`` to be readable for ``days`` days; how it stands afterwards.
+
+        Repeating is harmless: what is being thawed goes on, faster where ``tier`` is a faster one and the place can do
+        that; a thawed copy stays for ``days`` days from now. Raises RefusedError for a tier that its storage class does
+        not have, ObjectMissingError.
+        """
+        ...
+
+
+@runtime_checkable
+class ChecksumDestination(Destination, Protocol):
+    """A destination with the CHECKSUMS capability."""
+
+    def checksum(self, key: str) -> str | None:
+        """The SHA-256 (64 hex) of the stored bytes of ``key`` as the place recorded it, without reading them; None
+        where it has none for this object. Raises ObjectMissingError."""
+        ...
+
+
+def as_archive(destination: Destination) -> ArchiveDestination | None:
+    """``destination`` as one whose objects may be cold, or None where the ARCHIVE capability is missing."""
+    if Capability.ARCHIVE in destination.capabilities and isinstance(destination, ArchiveDestination):
+        return destination
+    return None
 
 
 def as_tree(destination: Destination) -> TreeDestination | None:

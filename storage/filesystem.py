@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from backupd.model.errors import DestinationError, ObjectMissingError
-from storage import layout
+from storage import layout, treenames
 from storage.destination import Capability, ObjectInfo, Space
 from storage.folder import Folder
 from storage.linktree import LinkTree
@@ -189,7 +189,7 @@ class FilesystemDestination:
 
     def link(self, key: str, tree: str, path: str) -> None:
         layout.check_tree(tree)
-        layout.check_tree_path(path)
+        treenames.check_tree_path(path)
         source = self._path(key)
         with self._folder.guard(f"linking {key}"):
             if not self._trees.link(source, tree, path):
@@ -222,7 +222,7 @@ class FilesystemDestination:
 
     def open_tree_file(self, tree: str, path: str) -> BinaryIO:
         layout.check_tree(tree)
-        layout.check_tree_path(path)
+        treenames.check_tree_path(path)
         return self._open(self._trees.file(tree, path), f"reading {path} of {tree}", 0, None)
 
     def identity(self, key: str) -> tuple[int, int]:

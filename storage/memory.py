@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from backupd.model.clock import Clock
 from backupd.model.errors import DestinationError, ObjectMissingError
-from storage import layout
+from storage import layout, treenames
 from storage.destination import Capability, ObjectInfo, Space
 
 _DEVICE = 0
@@ -102,7 +102,7 @@ class MemoryDestination:
 
     def link(self, key: str, tree: str, path: str) -> None:
         layout.check_tree(tree)
-        layout.check_tree_path(path)
+        treenames.check_tree_path(path)
         blob = self._find(key)
         with self._lock:
             self._partial.setdefault(tree, {})[path] = blob

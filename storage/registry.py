@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from storage.config import DestinationConfig
+from backupd.model.errors import RefusedError
+from storage.config import DestinationConfig, FilesystemConfig
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination
 
 
 def open_destination(name: str, config: DestinationConfig) -> Destination:
     """The destination that ``config`` describes. Touches nothing: see ``is_initialised`` and ``initialise``."""
-    return FilesystemDestination(name, config.path)
+    if isinstance(config, FilesystemConfig):
+        return FilesystemDestination(name, config.path)
+    raise RefusedError(f"destination {name} is of type {config.type}, which this version cannot open",
+                       hint="use a destination of type filesystem")
 
 
 def open_destinations(configs: Mapping[str, DestinationConfig]) -> dict[str, Destination]:

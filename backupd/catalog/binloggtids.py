@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from backupd.catalog.tables import binlog_segments
+from backupd.catalog.logtables import binlog_segments
 from backupd.model.binlog import SegmentKey
 from backupd.model.gtid import covers
 

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Text, cast, delete, func, inse
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.binlogrows import run_columns, run_from, segment_of
-from backupd.catalog.tables import (
+from backupd.catalog.logtables import (
     LOOSE,
     binlog_branches,
     binlog_confirmed,

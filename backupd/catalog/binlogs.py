@@ -20,7 +20,7 @@ from backupd.catalog.binlogrows import (
     segment_of,
 )
 from backupd.catalog.database import Database
-from backupd.catalog.tables import (
+from backupd.catalog.logtables import (
     binlog_branches,
     binlog_copies,
     binlog_gaps,

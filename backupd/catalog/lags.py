@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, update
 
 from backupd.catalog.database import Database
-from backupd.catalog.tables import binlog_lags
+from backupd.catalog.logtables import binlog_lags
 from backupd.model.clock import format_time
 
 

@@ -10,8 +10,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from backupd.catalog.database import Database
+from backupd.catalog.logtables import every_table
 from backupd.catalog.revision import VERSION_TABLE, current
-from backupd.catalog.tables import metadata
 from backupd.model.errors import CatalogError
 
 _LOCK = 0x6261636B757064
@@ -78,7 +78,7 @@ def _refuse_strangers(database: Database, connection: Connection, found: str | N
                      "fresh one from its manifest")
         return
     tables = set(inspect(connection).get_table_names())
-    if strange := sorted(tables if database.sqlite else tables & set(metadata.tables)):
+    if strange := sorted(tables if database.sqlite else tables & set(every_table.tables)):
         raise CatalogError(f"{database.name} is the database of another program",
                            detail=f"it has the tables {', '.join(strange[:8])} but no {VERSION_TABLE}",
                            hint="give the catalog a file or a PostgreSQL database of its own")

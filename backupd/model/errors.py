@@ -13,7 +13,9 @@
     ├── KeyUnusableError        an OpenPGP key is missing, expired or cannot decrypt
     ├── DestinationError        a destination failed (retryable unless it says otherwise)
     │   ├── DestinationFullError
-    │   └── ObjectMissingError
+    │   ├── ObjectMissingError
+    │   ├── ArchivedError       it lies in an archive class and has to be thawed first
+    │   └── LockedError         the destination lets nobody delete it yet
     ├── CatalogError            the catalog's database failed or is not ours to read
     ├── DamagedError            stored data is not what was stored; names every damaged thing
     └── CancelledError          somebody asked to stop
@@ -144,6 +146,20 @@ class DestinationFullError(DestinationError):
 class ObjectMissingError(DestinationError):
     retryable = False
     problem_type = "object-missing"
+
+
+class ArchivedError(DestinationError):
+    """The bytes are there, in an archive class: they can be read some time after a thaw was asked for."""
+
+    retryable = False
+    problem_type = "archived"
+
+
+class LockedError(DestinationError):
+    """An object lock, a retention rule of the place, or missing rights keep it from being deleted. Nothing is lost."""
+
+    retryable = False
+    problem_type = "locked"
 
 
 class CatalogError(BackupdError):

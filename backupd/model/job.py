@@ -23,6 +23,8 @@ class JobKind(StrEnum):
     VERIFY = "verify"
     CHALLENGE = "challenge"
     WITNESS = "witness"
+    REPLICATE = "replicate"
+    THAW = "thaw"
 
 
 class JobState(StrEnum):

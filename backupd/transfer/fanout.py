@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from backupd.model.errors import BackupdError, ObjectMissingError
 from backupd.model.manifest import CODEC, Entry, StoredObject
 from backupd.transfer.seal import Sealer
-from storage import layout, objects
+from storage import layout, objects, treenames
 from storage.destination import Destination, as_tree
 
 
@@ -153,7 +153,7 @@ class Fanout:
         """Make the trees afresh from the finished ``entries``."""
         for tree in self._trees:
             tree.remove_tree(self._tree)
-            for path, name in layout.tree_links(entries):
+            for path, name in treenames.tree_links(entries):
                 tree.link(layout.object_key(name), self._tree, path)
 
     @property

@@ -44,7 +44,7 @@ from backupd.transfer.keeping import kept_at
 from backupd.transfer.lease import Alive, is_alive
 from backupd.transfer.pin import pins
 from backupd.transfer.remove import marks
-from storage import layout
+from storage import layout, treenames
 from storage.destination import Destination, ObjectInfo, TreeDestination, as_tree
 
 
@@ -274,7 +274,7 @@ def _trees(view: _View, read_body: ReadBody | None) -> Iterator[Finding]:
             problem = comparison.of_sets()
         else:
             try:
-                problem = comparison.of_paths(dict(layout.tree_links(read_body(header).entries)))
+                problem = comparison.of_paths(dict(treenames.tree_links(read_body(header).entries)))
             except DamagedError as error:
                 yield Finding(Invariant.BODY_PRESENT, header.backup_id, error.detail, repairable=False)
                 continue
@@ -360,7 +360,7 @@ def _told(subjects: list[str], what: str) -> str:
 
 def _rebuild(tree: TreeDestination, header: Header, body: Body) -> None:
     name = layout.tree_name(header.server, header.backup_id)
-    for path, object_name in layout.tree_links(body.entries):
+    for path, object_name in treenames.tree_links(body.entries):
         tree.link(layout.object_key(object_name), name, path)
     tree.publish(name)
 

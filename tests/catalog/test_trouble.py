@@ -21,8 +21,8 @@ from sqlalchemy.exc import DBAPIError
 
 from backupd.catalog import migrations, patience, revision
 from backupd.catalog.database import Database
+from backupd.catalog.logtables import every_table
 from backupd.catalog.session import Catalog, open_catalog, upgrade
-from backupd.catalog.tables import metadata
 from backupd.model.errors import CatalogError
 from backupd.model.job import JobState
 from tests.catalog import samples
@@ -39,7 +39,7 @@ def test_the_migrations_make_exactly_the_tables_that_the_code_uses(url: str) -> 
     with closing(Database(url)) as database, database.read() as connection:
         context = MigrationContext.configure(connection, opts={
             "version_table": revision.VERSION_TABLE, "compare_type": True, "compare_server_default": True})
-        assert compare_metadata(context, metadata) == []
+        assert compare_metadata(context, every_table) == []
 
 
 def test_upgrading_says_from_where_to_where(url: str) -> None:

@@ -171,7 +171,7 @@ test_restore: {checks: [{sql: "SELECT {taget}"}, {}]}
     ("destinations: {local: {type: s3, bucket: acme, storage_class: COLD}}", "destinations.local.storage_class",
      "must be 'STANDARD'"),
     ("destinations: {local: {type: filesystem, path: /x, bucket: y}}", "destinations.local.bucket",
-     "not known here; known: path, type"),
+     "not known here; known: max_download, max_upload, off_site, path, type"),
     ("destinations: {local: {type: [1], path: /x}}", "destinations.local", "is not known"),
     ("destinations: {local: /srv}", "destinations.local", "must be a mapping"),
     ("destinations: {local: {type: filesystem, path: ~/backups}}", "destinations.local.path", "'~' is not expanded"),

@@ -15,7 +15,7 @@ from backupd.transfer.inventory import backup_ids
 from backupd.transfer.lease import Lease, Owner
 from backupd.transfer.pin import Pin
 from backupd.transfer.remove import mark
-from storage import layout, objects
+from storage import layout, objects, treenames
 from storage.destination import TreeDestination, as_tree
 from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
@@ -212,7 +212,7 @@ def damage_tree(house: House, change: Callable[[dict[str, bytes]], dict[str, byt
     """Show the first backup's tree anew, as ``change`` wants it."""
     for path, content in change(dict(FILES)).items():
         item = named(content)
-        house.tree.link(layout.object_key(item.name), layout.tree_name("shop", FIRST), layout.tree_path(path))
+        house.tree.link(layout.object_key(item.name), layout.tree_name("shop", FIRST), treenames.tree_path(path))
     house.tree.publish(layout.tree_name("shop", FIRST))
 
 
@@ -237,7 +237,7 @@ def test_tree_matches_manifest(house: House, change: Callable[[dict[str, bytes]]
     assert [item.invariant for item in house.repair()] == [Invariant.TREE_MATCHES_MANIFEST]
     assert house.repair(key=True) == []
     assert dict(house.tree.tree_files(layout.tree_name("shop", FIRST))) == {
-        layout.tree_path(path): house.tree.identity(layout.object_key(named(content).name))
+        treenames.tree_path(path): house.tree.identity(layout.object_key(named(content).name))
         for path, content in FILES.items()}
 
 

@@ -1,0 +1,55 @@
+"""Places away: copies that have to be caught up, thaws of archived objects, and turns of reading again
+
+Revision: 0005, after 0004
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def _name(name: str, length: int = 64) -> sa.Column[str]:
+    return sa.Column(name, sa.String(length), nullable=False)
+
+
+def _number(name: str) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=False)
+
+
+def _moment(name: str, *, nullable: bool = False) -> sa.Column[Any]:
+    return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
+
+
+def upgrade() -> None:
+    op.create_table(
+        "replications",
+        _name("backup_id"), _name("destination"), _name("state", 16),
+        sa.Column("attempts", sa.Integer, nullable=False), _moment("not_before", nullable=True), _moment("since"),
+        _moment("updated_at"), _number("bytes_total"), _number("bytes_done"),
+        sa.Column("message", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("backup_id", "destination", name="pk_replications"))
+    op.create_table(
+        "thaws",
+        _name("destination"), _name("key", 512), _name("thaw_id"), _number("size"), _name("storage_class", 32),
+        _name("tier", 16), _name("state", 16), _moment("requested_at"), _moment("expected_at"),
+        _moment("ready_until", nullable=True), sa.Column("message", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("destination", "key", name="pk_thaws"))
+    op.create_index("ix_thaws_thaw_id", "thaws", ["thaw_id"])
+    op.create_table(
+        "scrubs",
+        _name("destination"), sa.Column("turn", sa.Integer, nullable=False),
+        sa.Column("turns", sa.Integer, nullable=False), _moment("done_at"),
+        sa.PrimaryKeyConstraint("destination", "turn", name="pk_scrubs"))
+
+
+def downgrade() -> None:
+    for table in ("replications", "thaws", "scrubs"):
+        op.drop_table(table)
