@@ -8,8 +8,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TextIO
@@ -17,13 +18,12 @@ from typing import TextIO
 from backupd.app.settings import ServerSettings, Settings
 from backupd.catalog.session import Catalog
 from backupd.model.clock import Clock
-from backupd.model.errors import BusyError, KeyUnusableError, RefusedError
+from backupd.model.errors import BusyError, DestinationError, KeyUnusableError, RefusedError
 from backupd.process.runtime import runtime_directory
 from backupd.transfer.identity import identity_key
 from backupd.transfer.keyring import KeyInfo, resolve_recipients
 from backupd.transfer.lease import Owner
 from backupd.transfer.unseal import Unsealer
-from storage.config import FilesystemConfig
 from storage.destination import Destination
 from storage.registry import open_destination
 
@@ -80,20 +80,35 @@ class Wiring:
     settings: Settings
     catalog: Catalog
     clock: Clock = utc_now
+    _opened: dict[str, Destination] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def destination(self, name: str) -> Destination:
-        """Open a configured destination; touches nothing. Raises NotFoundError, RefusedError for another type."""
-        config = self.settings.destination(name)
-        if not isinstance(config, FilesystemConfig):
-            raise RefusedError(f"destination {name} is of type {config.type}, which this version cannot open",
-                               hint="use a destination of type filesystem")
-        return open_destination(name, config)
+        """A configured destination, the same one each time; touches nothing. Raises NotFoundError."""
+        if name not in self._opened:
+            self._opened[name] = open_destination(name, self.settings.destination(name))
+        return self._opened[name]
 
     def usable_destinations(self) -> list[Destination]:
-        """Every configured destination that can be opened and was initialised."""
-        found = [self.destination(name) for name, config in self.settings.destinations.items()
-                 if isinstance(config, FilesystemConfig)]
-        return [destination for destination in found if destination.is_initialised()]
+        """Every configured destination that can be reached and was initialised."""
+        return [found for found in self._looked_at() if found is not None and not isinstance(found, DestinationError)]
+
+    def unreachable(self) -> dict[str, DestinationError]:
+        """Configured destinations that do not answer, with why."""
+        return {name: found for name, found in zip(self.settings.destinations, self._looked_at(), strict=True)
+                if isinstance(found, DestinationError)}
+
+    def _looked_at(self) -> list[Destination | DestinationError | None]:
+        """Of each configured destination: itself, why it cannot be reached, or None where it was never initialised.
+        All are asked at once: one that hangs takes its minute, not everybody's."""
+        def look(name: str) -> Destination | DestinationError | None:
+            try:
+                destination = self.destination(name)
+                return destination if destination.is_initialised() else None
+            except DestinationError as error:
+                return error
+
+        with ThreadPoolExecutor(max_workers=16, thread_name_prefix="look") as pool:
+            return list(pool.map(look, self.settings.destinations))
 
     def required(self, server: ServerSettings) -> tuple[Destination, ...]:
         """The destinations that must hold each backup of ``server``, initialised where this is the first one.
