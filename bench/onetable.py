@@ -2,9 +2,9 @@
 
 Part of ``make bench``. A table of 100 MB beside much larger ones, which sysbench writes to while the physical backup is
 taken, so that there is redo to fetch and to apply. Then the source is gone, and the table is brought into another
-server: out of the physical backup, and out of a logical one. The yardstick is the restore of the whole physical backup
-to a started server. Bytes fetched are those of all files of the repository that the restore opens, as strace sees it
-in a run of its own; system tablespace, undo and redo are among them.
+server, which writes a binary log: out of the physical backup, and out of a logical one. The yardstick is the restore of
+the whole physical backup to a started server. Bytes fetched are those of all files of the repository that the restore
+opens, as strace sees it in a run of its own; system tablespace, undo and redo are among them.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def phases(run: Run) -> str:
 
 
 def main(size: int = SIZE, rounds: int = ROUNDS) -> str:
-    with (operator_keys() as keys, PrivateServer(binlog=False, options=OPTIONS) as target,
+    with (operator_keys() as keys, PrivateServer(options=OPTIONS) as target,
           short_directory() as base):
         base.chmod(0o755)
         with PrivateServer(binlog=False, options=OPTIONS) as server:
