@@ -15,15 +15,14 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from stage import CommandLine, DemoFailedError, expect, say, service, step, stopped_at_the_end, until
 
 from backupd.model.clock import format_time
 from tests.support import sample
@@ -33,7 +32,6 @@ from tests.support.places import give_to_database, runs_as_root, short_directory
 
 MEBIBYTE = 2**20
 SERVER = "shop-db1"
-PROGRAM = Path(sys.executable).with_name("backupd")
 CONFIGURATION = """\
 catalog: sqlite:///{base}/catalog.db
 spool: {base}/spool
@@ -71,59 +69,6 @@ WRITER = "restorer"
 """The account that restores tables into the running server; that of the backups may only read."""
 
 
-class DemoFailedError(Exception):
-    """Something is not as it must be."""
-
-
-def say(text: str = "") -> None:
-    print(text, flush=True)
-
-
-def step(number: int, title: str) -> None:
-    say(f"\n== {number}. {title}")
-
-
-def expect(holds: bool, what: str) -> None:
-    if not holds:
-        raise DemoFailedError(what)
-    say(f"   ok: {what}")
-
-
-class CommandLine:
-    """Runs ``backupd`` and shows each command as one would type it."""
-
-    def __init__(self, config: Path) -> None:
-        self._env = os.environ | {"BACKUPD_CONFIG": str(config)}
-
-    def show(self, *words: str) -> None:
-        """Run a command for its text."""
-        self._run(words, stdout=None)
-
-    def ask(self, *words: str) -> Any:
-        """Run a command for its JSON document; progress stays visible."""
-        return json.loads(self._run((*words, "--json"), stdout=subprocess.PIPE))
-
-    def quietly(self, *words: str) -> str:
-        """Run a command without showing it."""
-        return subprocess.run([PROGRAM, *words], env=self._env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              text=True, check=True).stdout
-
-    def _run(self, words: Sequence[str], stdout: int | None) -> str:
-        say(f"\n$ backupd {shlex.join(words)}")
-        done = subprocess.run(
-            [PROGRAM, *words], env=self._env, stdin=subprocess.DEVNULL, stdout=stdout, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise DemoFailedError(f"`backupd {shlex.join(words)}` exited with {done.returncode}")
-        return done.stdout or ""
-
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a command that goes on until it is stopped."""
-        say(f"\n$ backupd {shlex.join(words)} &")
-        return subprocess.Popen([PROGRAM, *words], env=self._env, stdin=subprocess.DEVNULL, text=True)
-
-
 def increment_of_the_service(backupd: CommandLine, known: str) -> Any:
     """The document of a job by which the service took an increment that nobody asked for; None while there is none."""
     for job in json.loads(backupd.quietly("jobs", SERVER, "--json")):
@@ -132,49 +77,11 @@ def increment_of_the_service(backupd: CommandLine, known: str) -> Any:
     return None
 
 
-def until(answer: Callable[[], Any], what: str, seconds: float = 180) -> Any:
-    """Ask until the answer is a true one; gives it."""
-    give_up = time.monotonic() + seconds
-    while not (found := answer()):
-        if time.monotonic() > give_up:
-            raise DemoFailedError(f"{what}: not within {seconds:.0f} s")
-        time.sleep(0.5)
-    return found
-
-
-@contextlib.contextmanager
-def service(backupd: CommandLine) -> Iterator[None]:
-    """`backupd serve` works while the block does."""
-    with backupd.start("serve") as process:
-        try:
-            yield
-            if process.poll() is not None:
-                raise DemoFailedError(f"the service ended with {process.returncode}")
-        finally:
-            process.terminate()
-            process.wait()
-
-
 def order_in_a_hurry(source: PrivateServer, number: int) -> None:
     """``number`` customers order, each in a transaction of its own."""
     for each in range(number):
         source.execute(f"INSERT INTO shop.returns VALUES ({100_000 + each}, 'came in by itself')",
                        f"UPDATE shop.orders SET note = 'in a hurry' WHERE id = {5000 + each}")
-
-
-@contextlib.contextmanager
-def stopped_at_the_end(pid: int) -> Iterator[None]:
-    """The server with this process id, started by ``restore --start``, does not outlive the block."""
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-            give_up = time.monotonic() + 60
-            while Path(f"/proc/{pid}").exists():
-                if time.monotonic() > give_up:
-                    os.kill(pid, signal.SIGKILL)
-                time.sleep(0.05)
 
 
 def write_configuration(base: Path, server: PrivateServer, keys: Keys) -> Path:

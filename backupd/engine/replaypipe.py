@@ -7,8 +7,10 @@ It is the same session for all transactions, which is why what needs several is 
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from backupd.engine.applier import hint_of_statement
@@ -16,7 +18,7 @@ from backupd.engine.binlogtool import binlog_tool
 from backupd.engine.launch import LaunchedServer
 from backupd.engine.logwalk import Walk
 from backupd.engine.toolset import find_tool
-from backupd.model.errors import RefusedError, ToolError
+from backupd.model.errors import RefusedError, ServerError, ToolError
 from backupd.model.server import Flavour, Position, ServerInfo, Version
 from backupd.process.command import Command
 from backupd.process.optionfile import option_file
@@ -76,11 +78,14 @@ def replay_through_pipe(
     # Places count here, not GTIDs: these may come in any order, and twice.
     reading = ["--loose-gtid-strict-mode=0"] if mariadb else []
     session = [f"--init-command={_AS_A_REPLICA}"] if mariadb and info.version >= _HAS_VERSIONING else []
-    with option_file(copy.connection.option_groups()) as options:
+    # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
+    with (option_file(copy.connection.option_groups()) as options, _taking_files(copy),
+          tempfile.TemporaryDirectory(prefix="load-", dir=files[0].parent) as loads):
         commands = [
-            Command((reader, "--no-defaults", "--verify-binlog-checksum", *reading, *place, *map(str, files))),
+            Command((reader, "--no-defaults", "--verify-binlog-checksum", f"--local-load={loads}", *reading, *place,
+                     *map(str, files))),
             Command((client, f"--defaults-file={options}", "--binary-mode", f"--max-allowed-packet={_PACKET}",
-                     *session)),
+                     "--local-infile=1", *session)),
         ]
         try:
             with Pipeline(commands, cancel=cancel, log=log) as pipeline:
@@ -88,3 +93,15 @@ def replay_through_pipe(
         except ToolError as error:
             error.hint = error.hint or hint_of_statement(error.detail)
             raise
+
+
+@contextlib.contextmanager
+def _taking_files(copy: LaunchedServer) -> Iterator[None]:
+    """While the block runs, clients may send the server files; otherwise it takes none."""
+    with copy.connection.connect() as session:
+        session.execute("SET GLOBAL local_infile = ON")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ServerError):  # one that is gone takes nothing; what ended the replay is told
+                session.execute("SET GLOBAL local_infile = OFF")

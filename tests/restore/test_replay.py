@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -152,8 +153,10 @@ def test_a_restored_backup_goes_on_where_it_stands_and_one_transaction_is_left_o
 
 @BOTH
 def test_the_pipe_does_the_same(kind: Kind, quiet: Quiet, short_tmp: Path) -> None:
+    here_before = set(Path(tempfile.gettempdir()).glob("SQL_LOAD*"))
     with quiet.running(short_tmp) as (server, info):
         got = roll(server, info, quiet.logs, method=ReplayMethod.PIPE)
+        assert set(Path(tempfile.gettempdir()).glob("SQL_LOAD*")) == here_before
         assert got.gtids == quiet.stop.gtids
         with asking(server) as ask:
             assert content(kind, ask) == quiet.content
