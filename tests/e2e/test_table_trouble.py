@@ -221,7 +221,6 @@ def test_a_full_disk_where_rows_are_kept_meanwhile_is_said_and_changes_nothing(
     assert shop.server.query("SHOW DATABASES LIKE 'backupd\\_%'") == []
 
 
-@SOAK
 def test_a_server_that_is_killed_in_the_middle_gets_its_tables_by_the_same_command(shop: Shop) -> None:
     server = shop.server
     with shop.house.popen(*shop.command()) as process:
