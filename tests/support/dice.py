@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-SOAK = pytest.mark.skipif("BACKUPD_ROUNDS" not in os.environ, reason="left to a soak")
+SOAK = pytest.mark.soak
 """Of a test that is dear, and near another one that always runs."""
 
 
