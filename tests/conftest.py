@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,11 @@ import pytest
 from tests.support import sample
 from tests.support.keys import Keys, operator_keys
 from tests.support.mariadb import PrivateServer
+from tests.support.motoserver import moto_server
 from tests.support.places import short_directory
+from tests.support.s3server import s3_server
+
+__all__ = ["moto_server", "s3_server"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a background job of a shell. Programs inherit that, and could then not be interrupted by tests.
@@ -31,6 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST) + ("e2e" not in item.path.parts)
 
     items.sort(key=rank)
+    if "BACKUPD_ROUNDS" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("soak") is not None:
+                item.add_marker(pytest.mark.skip(reason="left to a soak"))
 
 
 @pytest.fixture
