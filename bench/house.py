@@ -1,4 +1,4 @@
-"""A configuration of backupd for a bench: one source server, one destination, one key, everything in one folder."""
+"""A configuration of backupd for a bench: one source server, one destination, one key, everything else in one folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ SOURCE = "bench"
 
 
 class House:
-    """``servers``: more than the source, by their names in the configuration."""
+    """``servers``: more than the source, by their names in the configuration. ``destination``: what the configuration
+    says about it, where it is not the folder ``repository``."""
 
-    def __init__(self, base: Path, server: Server, keys: Keys, servers: Mapping[str, Server] | None = None) -> None:
+    def __init__(self, base: Path, server: Server, keys: Keys, servers: Mapping[str, Server] | None = None,
+                 destination: Mapping[str, Any] | None = None) -> None:
         self.base, self.server, self.keys = base, server, keys
         self.repository = base / "repository"
         self.config = base / "backupd.yaml"
+        place = destination or {"type": "filesystem", "path": self.repository}
         policies = base / "policies"
         policies.mkdir()
         (policies / "bench.yaml").write_text(
@@ -33,7 +36,7 @@ class House:
         self.config.write_text(
             f"catalog: sqlite:///{base}/catalog.db\nspool: {base}/spool\npolicies: {policies}\n"
             f"servers:\n{''.join(lines)}"
-            f"destinations:\n  local: {{type: filesystem, path: {self.repository}}}\n"
+            f"destinations:\n  local: {json.dumps(place, default=str)}\n"
             f"encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}\n"
             f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch}}}}\n")
 
