@@ -1,4 +1,4 @@
-"""A configuration of backupd for a bench: one source server, one destination, one key, everything else in one folder."""
+"""A configuration of backupd for a bench: one source server, one destination, one key, all else in one folder."""
 
 from __future__ import annotations
 

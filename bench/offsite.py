@@ -1,8 +1,9 @@
 """Physical backup to object storage and restore from there, against the pipe that a careful administrator would type.
 
-Part of ``make bench``. A real S3 server on this machine. The yardstick of a backup is ``mariadb-backup --stream | zstd |
-gpg | aws s3 cp -``, that of a restore ``aws s3 cp | gpg -d | zstd -d | mbstream -x``, prepare, start; alternating,
-medians. What is sent for a second backup of which nothing changed is counted by the loopback device's own counters.
+Part of ``make bench``. A real S3 server on this machine. The yardstick of a backup is the stream of mariadb-backup,
+``zstd | gpg | aws s3 cp -``, that of a restore ``aws s3 cp | gpg -d | zstd -d | mbstream -x``, prepare, start;
+alternating, medians. What is sent for a second backup of which nothing changed is counted by the loopback device's own
+counters.
 """
 
 from __future__ import annotations
