@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
-from policies.fields import BASE, Duration, LocalPath, Name, Section, Size, TimeZone, Words, local_path
+from policies.archiving import Archive
+from policies.fields import BASE, Duration, LocalPath, Name, Percent, Section, Size, TimeZone, Words, local_path
 from storage.config import FilesystemConfig, S3Config, SftpConfig
 
 _FILE = ("secrets stay out of this file: put it into a file that only the service can read (mode 0600) "
@@ -67,6 +69,15 @@ def _address(text: str) -> str:
     return text
 
 
+def _fingerprint(text: str) -> str:
+    digits = text.replace(" ", "").upper()
+    if not re.fullmatch(r"[0-9A-F]{40}(?:[0-9A-F]{24})?", digits):
+        raise ValueError(f"{text[:80]!r} is not a full fingerprint: gpg --list-keys shows it, 40 hexadecimal digits")
+    return digits
+
+
+Fingerprint = Annotated[str, AfterValidator(_fingerprint),
+                        WithJsonSchema({"type": "string", "format": "fingerprint"})]
 CatalogUrl = Annotated[str, BeforeValidator(_catalog), WithJsonSchema({"type": "string", "format": "URL"})]
 SmtpUrl = Annotated[str, AfterValidator(_smtp), WithJsonSchema({"type": "string", "format": "URL"})]
 MailAddress = Annotated[str, AfterValidator(_address), WithJsonSchema({"type": "string", "format": "mail address"})]
@@ -171,9 +182,37 @@ class Encryption(Section):
         1, ge=1, le=19,
         description="How hard zstd tries before a file is encrypted. 1 takes less than half the processor time of 3, "
                     "on a host whose database needs it more, for a few percent of room.", examples=[3])
+    signing_key: Fingerprint | None = Field(
+        None, description="The fingerprint of the key that signs what a policy wants `signed`. Its secret half has to "
+                          "be in gnupg_home; it should open no backup.",
+        examples=["0123456789ABCDEF0123456789ABCDEF01234567"])
+    signing_passphrase_file: LocalPath | None = Field(
+        None, description="A file whose first line is the passphrase of that key.",
+        examples=["/etc/backupd/signing-passphrase"])
+    trusted_signers: tuple[Fingerprint, ...] = Field(
+        (), description="Fingerprints of the keys whose signatures count; that of signing_key does in any case. Their "
+                        "public halves have to be in gnupg_home.",
+        examples=[["0123456789ABCDEF0123456789ABCDEF01234567"]])
     challenge: Duration = Field(
         "90d", validate_default=True, examples=["90d"],
         description="How often the holder of each key has to show that it still opens what is sealed for it.")
+
+
+class Brake(Section):
+    """What keeps rules from deleting too much at once, counted at each destination for all installations together."""
+
+    share: Percent = Field(
+        "50%", validate_default=True, examples=["50%"],
+        description="The part of all backups there that rules may mark as deleted within a day, besides as many as "
+                    "came in that day. What is over it stays until somebody says `--really`.")
+    count: int = Field(10, ge=1, description="So many may go in any case.", examples=[10])
+
+
+class Retention(Section):
+    """How deleting by rule is kept within bounds. The rules themselves are those of the policies."""
+
+    brake: Brake = Field(default_factory=lambda: Brake.model_validate({}),
+                         description="The brake on mass deletes.")
 
 
 class Concurrency(Section):
@@ -267,6 +306,10 @@ class Configuration(Section):
                                examples=["Europe/Berlin"])
     concurrency: Concurrency = Field(default_factory=lambda: Concurrency.model_validate({}),
                                      description="How much runs at once.")
+    retention: Retention = Field(default_factory=lambda: Retention.model_validate({}),
+                                 description="How deleting by rule is kept within bounds.")
+    archive: Archive = Field(default_factory=lambda: Archive.model_validate({}),
+                             description="Objects in archive classes, which have to be thawed before they can be read.")
     alerts: Alerts = Field(default_factory=lambda: Alerts.model_validate({}),
                            description="Who is told when something fails, or silently does not happen.")
     api: Api = Field(default_factory=lambda: Api.model_validate({}), description="The REST interface.")

@@ -50,7 +50,7 @@ def distances(cadence: str) -> tuple[timedelta, timedelta]:
 
 def contradictions(policy: Policy) -> list[Contradiction]:
     """All of them; none in a policy that can be followed."""
-    return [*_chains(policy), *_witnesses(policy), *_blackouts(policy), *_jitter(policy)]
+    return [*_chains(policy), *_witnesses(policy), *_blackouts(policy), *_jitter(policy), *_verification(policy)]
 
 
 def _chains(policy: Policy) -> Iterator[Contradiction]:
@@ -108,3 +108,16 @@ def _jitter(policy: Policy) -> Iterator[Contradiction]:
                 f"{format_duration(jitter.total_seconds())} is longer than the time between two runs of "
                 f"{'.'.join(map(str, location))} (`{cadence}`: {format_duration(shortest.total_seconds())}): "
                 "one run would start after the next is due")
+
+
+def _verification(policy: Policy) -> Iterator[Contradiction]:
+    verify = policy.verify
+    if verify is None or verify.period is None:
+        return
+    _shortest, longest = distances(verify.schedule)
+    if longest > verify.period:
+        yield Contradiction(
+            ("verify", "period"),
+            f"{format_duration(verify.period.total_seconds())} is shorter than the time between two runs of "
+            f"verify.schedule (`{verify.schedule}`: {format_duration(longest.total_seconds())}): nothing can be read "
+            "again that soon")

@@ -7,7 +7,7 @@ from datetime import timedelta
 from backupd.model.units import format_duration, format_size
 from policies.cron import parse_cron
 from policies.fields import every
-from policies.schema import Keep, Limits, Logical, Policy
+from policies.schema import Keep, Limits, Logical, Policy, Verify
 
 
 def explain(policy: Policy) -> list[str]:
@@ -42,8 +42,7 @@ def explain(policy: Policy) -> list[str]:
         lines.append(f"A test restore to {test.target} is made {start}, with {len(test.checks)} "
                      f"SQL check{'' if len(test.checks) == 1 else 's'}.")
     if policy.verify is not None:
-        lines.append(f"{_share(policy.verify.subset)} that is stored is read again and compared "
-                     f"{when(policy.verify.schedule)}.")
+        lines.append(f"{_share(policy.verify)} is read again and compared {when(policy.verify.schedule)}.")
     if policy.witness.enabled:
         seconds = format_duration(policy.witness.max_duration.total_seconds())
         moments = f"With each full backup, and {when(policy.witness.schedule)}," if policy.witness.schedule else \
@@ -109,8 +108,12 @@ def _span(span: timedelta) -> str:
     return format_duration(span.total_seconds())
 
 
-def _share(subset: float | None) -> str:
-    return f"{subset * 100:g} % of all" if subset else "All"
+def _share(verify: Verify) -> str:
+    share = f"{verify.subset * 100:g} % of all that is stored" if verify.subset else "All that is stored"
+    if verify.period is None:
+        return share
+    within = f"as much as it takes to read all within {_span(verify.period)}"
+    return f"{share}, and at least {within}," if verify.subset else f"Of what is stored, {within},"
 
 
 def when(cadence: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from backupd.model.units import format_duration
-from policies.configuration import Configuration, FilesystemDestination
+from policies.configuration import Configuration
 from policies.contradictions import distances, schedules
 from policies.cron import parse_cron
 from policies.fields import every
@@ -55,10 +55,21 @@ def _places(policy: Policy) -> tuple[str, ...]:
 
 
 def _off_site(policy: Policy, configuration: Configuration | None) -> Iterator[str]:
-    kinds = [] if configuration is None else [configuration.destinations.get(name) for name in _places(policy)]
-    if len(kinds) > 1 and all(isinstance(kind, FilesystemDestination) for kind in kinds):
+    if configuration is None:
+        return
+    places = [place for name in _places(policy) if (place := configuration.destinations.get(name)) is not None]
+    if len(places) < 2:
+        return  # said already
+    wanted, away = policy.protection, sum(place.is_off_site for place in places)
+    if not away and wanted.off_site:
         yield ("destinations: all of them are folders of this host's file systems; fire, theft and an intruder take "
-               "them together with the server")
+               "them together with the server (a folder that is not on this site is one with `off_site: true`)")
+    elif away < wanted.off_site:
+        yield (f"protection.off_site: {wanted.off_site} copies away from the site are asked for, and only {away} of "
+               "the destinations are there: no backup is ever protected")
+    if len(places) < wanted.copies:
+        yield (f"protection.copies: {wanted.copies} copies are asked for, at {len(places)} destinations: no backup is "
+               "ever protected")
 
 
 def _binlog(policy: Policy) -> Iterator[str]:
@@ -180,34 +191,18 @@ def _span(span: timedelta) -> str:
     return format_duration(span.total_seconds())
 
 
-def not_yet_active(policy: Policy, configuration: Configuration | None = None) -> list[str]:
-    """Fields of a policy that are accepted and checked, but that this version does not act on. Each names its field.
-
-    With ``configuration`` also required destinations of a type that cannot be opened yet.
-    """
-    found = []
+def not_yet_active(policy: Policy) -> list[str]:
+    """Fields of a policy that are accepted and checked, but that this version does not act on. Each names its field."""
     if policy.physical is None and policy.test_restore is not None:
-        found.append("test_restore: only copies of the data files are restored for a test, so far, and physical is "
-                     "missing")
-    if policy.destinations.others:
-        found.append(f"destinations.others: nothing is copied to {', '.join(policy.destinations.others)} yet")
-    known: Mapping[str, object] = configuration.destinations if configuration else {}
-    for name in policy.destinations.required:
-        if name in known and not isinstance(known[name], FilesystemDestination):
-            kind = getattr(known[name], "type", "?")
-            found.append(f"destinations.required: `{name}` is of type {kind}, which this version cannot open")
-    return found
+        return ["test_restore: only copies of the data files are restored for a test, so far, and physical is missing"]
+    return []
 
 
 def settings_not_yet_active(configuration: Configuration) -> list[str]:
     """The same for the configuration file; only fields that were written there."""
-    written = configuration.model_fields_set
     found = []
     if configuration.alerts.email is not None:
         found.append("alerts.email: no mail is sent yet")
-    if "api" in written:
+    if "api" in configuration.model_fields_set:
         found.append("api: not served yet")
-    found += [f"destinations.{name}: type {destination.type} cannot be opened yet"
-              for name, destination in configuration.destinations.items()
-              if not isinstance(destination, FilesystemDestination)]
     return found

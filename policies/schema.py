@@ -235,8 +235,18 @@ class Verify(Section):
     """Stored objects are read again and compared with what was written."""
 
     schedule: Cadence = Field(description="When.", examples=["0 12 * * *"])
-    subset: Percent | None = Field(None, description="The share read each time, another one each day; all without it.",
-                                   examples=["10%"])
+    subset: Percent | None = Field(
+        None, examples=["10%"],
+        description="The share read each time, that which was not read for longest; all without it and `period`.")
+    period: Duration | None = Field(
+        None, ge=timedelta(days=1), examples=["30d"],
+        description="Everything is read again within this time: each run reads as much as that takes, and more after "
+                    "one that was missed. What lies in an archive class is compared by the checksum that the place "
+                    "took when it was stored.")
+    cold_sample: int = Field(
+        1, ge=0, le=365, examples=[1],
+        description="How many objects of an archive class are thawed and read in a year, at each destination. Thawing "
+                    "costs, a little.")
 
 
 class Keep(Section):
@@ -255,10 +265,15 @@ class Keep(Section):
         description="`all`: the binary logs since the oldest kept backup stay, so every moment since then can be "
                     "restored. `window`: only those that the recovery window needs; a backup outside of it is one "
                     "moment.")
+    early_deletion: bool = Field(
+        False, examples=[True],
+        description="Whether backups may go before the minimum storage time of their storage class is over. That time "
+                    "is paid for in any case, so by default they stay until then.")
 
     @model_validator(mode="after")
     def _something(self) -> Keep:
-        if all(getattr(self, name) is None for name in type(self).model_fields if name != "binlogs"):
+        manners = {"binlogs", "early_deletion"}
+        if all(getattr(self, name) is None for name in type(self).model_fields if name not in manners):
             raise ValueError("keeps nothing: give at least one rule, or leave the destination out to keep everything")
         if self.binlogs == "window" and self.recovery_window is None:
             raise ValueError("binlogs: window needs a recovery_window")

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -17,7 +18,8 @@ from backupd.engine.physical import LeftOut, PhysicalTool, nothing, verify_files
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from backupd.model.server import Position
-from restore.fetch import Opener, default_workers, fetch
+from restore.fetch import Fetched, Opener, default_workers, fetch
+from restore.gate import NO_GATE, Gate, through
 from restore.memory import available_memory, choose_memory
 from restore.prepare import prepare
 from restore.sources import Loaded
@@ -48,12 +50,22 @@ class Stopwatch:
 
     def __init__(self, on_phase: Callable[[Phase], None]) -> None:
         self.told = on_phase
+        self._waited = 0.0
 
     @contextlib.contextmanager
     def phase(self, name: str, size: int = 0) -> Iterator[None]:
-        begun = time.monotonic()
+        begun, waited = time.monotonic(), self._waited
         yield
-        self.told(Phase(name, time.monotonic() - begun, size))
+        self.told(Phase(name, time.monotonic() - begun - (self._waited - waited), size))
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time that is no phase's: it says nothing about how fast this machine is."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited += time.monotonic() - begun
 
 
 def build(
@@ -69,10 +81,11 @@ def build(
     report: Report,
     cancel: Event | None = None,
     final_store: Path | None = None,
+    gate: Gate = NO_GATE,
 ) -> Built:
     """``fetch_members``, then ``assemble``."""
     repaired = fetch_members(chain, folder, destinations=destinations, unsealer=unsealer, workers=workers, watch=watch,
-                             report=report, cancel=cancel)
+                             report=report, cancel=cancel, gate=gate)
     built = assemble(chain, folder, tool=tool, memory_cap=memory_cap, watch=watch, report=report, cancel=cancel,
                      final_store=final_store)
     return replace(built, warnings=(*repaired, *built.warnings))
@@ -93,29 +106,28 @@ def fetch_members(
     watch: Stopwatch,
     report: Report,
     cancel: Event | None = None,
+    gate: Gate = NO_GATE,
 ) -> tuple[str, ...]:
     """Bring every backup of ``chain`` to its place below ``folder``; gives the damage that was got around.
 
     What an earlier call left there is used as far as its hashes are right, whatever that call was doing when it ended:
     an increment that was half applied, or applied wholly, cannot be applied again, so every attempt begins with all
-    members exactly as they were backed up. ``workers`` 0: as many as this machine can use.
+    members exactly as they were backed up. ``workers`` 0: as many as this machine can use. Each member is fetched when
+    ``gate`` lets it through.
     """
     shutil.rmtree(folder / "external", ignore_errors=True)
     repaired: list[str] = []
+    cancelled = cancel.is_set if cancel else lambda: False
+
+    def member(loaded: Loaded, goal: Path) -> Fetched:
+        return fetch(
+            loaded.header, loaded.body, destinations, unsealer, goal, workers=workers or default_workers(),
+            report=report, cancelled=cancelled, durable=False, whole=loaded.whole)
+
     with watch.phase("fetched", sum(loaded.header.stats.bytes_source for loaded in chain)):
         for loaded, goal in zip(chain, places(chain, folder), strict=True):
-            fetched = fetch(
-                loaded.header,
-                loaded.body,
-                destinations,
-                unsealer,
-                goal,
-                workers=workers or default_workers(),
-                report=report,
-                cancelled=cancel.is_set if cancel else lambda: False,
-                durable=False,
-                whole=loaded.whole,
-            )
+            fetched = through(gate, loaded.header.backup_id, partial(member, loaded, goal), report, cancelled,
+                              waiting=watch.waiting)
             repaired += fetched.repaired
             verify_files(goal, {entry.path: entry.size for entry in loaded.body.entries})
     return tuple(repaired)

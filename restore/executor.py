@@ -21,10 +21,12 @@ from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from backupd.model.server import Position, Tool
+from backupd.model.thaw import LOGS
 from backupd.transfer.unseal import Unsealer
 from restore.build import Stopwatch, build
 from restore.checks import examine
 from restore.fetch import default_workers, sync_filesystem
+from restore.gate import NO_GATE, Gate, through
 from restore.logs import Logs
 from restore.occupancy import refuse_nested, refuse_non_empty, refuse_occupied
 from restore.ownership import find_account
@@ -70,17 +72,18 @@ def execute(
     cancel: Event | None = None,
     on_phase: Callable[[Phase], None] = lambda _phase: None,
     archives: Sequence[Destination] | None = None,
+    gate: Gate = NO_GATE,
 ) -> RestoreOutcome:
     """Restore, or go on with what an interrupted call for the same backup left behind.
 
     ``destinations`` in the order to read them; ``archives``: those that may hold binary logs, None for the same.
-    ``on_phase`` is told each phase as it ends. Raises RefusedError
+    ``on_phase`` is told each phase as it ends; ``gate`` is waited for before anything is read. Raises RefusedError
     before anything is changed when a rule forbids it, DamagedError naming everything damaged, KeyUnusableError,
     ToolError; what was fetched is kept for the next attempt.
     """
     with contextlib.ExitStack() as held:
         work = _Restore(spec, destinations, unsealer, report=report, cancel=cancel, on_phase=on_phase,
-                        archives=destinations if archives is None else archives)
+                        archives=destinations if archives is None else archives, gate=gate)
         return work.run(held, clock)
 
 
@@ -95,10 +98,12 @@ class _Restore:
         cancel: Event | None,
         on_phase: Callable[[Phase], None],
         archives: Sequence[Destination],
+        gate: Gate,
     ) -> None:
         self._spec = spec
         self._destinations = destinations
         self._archives = archives
+        self._gate = gate
         self._unsealer = unsealer
         self._report = report
         self._cancel = cancel
@@ -257,7 +262,8 @@ class _Restore:
                 memory=min(spec.memory_cap, SERVER_MEMORY), workers=spec.workers,
                 means=Means(spec.programs, spec.templates), watch=self._watch,
                 report=self._report, cancel=self._cancel)
-            logs = work.logs(site.folder / "binlogs")
+            if self._gate.is_open(LOGS):  # the dearest failures come first
+                logs = self._logs(work)
         if self._state.stage == "replaying":
             _await_free(site.folder, seconds=_DYING)
             shutil.rmtree(site.folder / "replay", ignore_errors=True)
@@ -266,8 +272,12 @@ class _Restore:
             self._remember(replace(self._state, stage="fetching"))
         if self._state.stage == "fetching":
             self._build(chain, programs, clock)
-        if work is not None and logs is not None:
-            self._roll_forward(work, logs, chain, programs)
+        if work is not None:
+            self._roll_forward(work, logs or self._logs(work), chain, programs)
+
+    def _logs(self, work: Replaying) -> Logs:
+        return through(self._gate, LOGS, lambda: work.logs(self._site.folder / "binlogs"), self._report,
+                       self._cancel.is_set if self._cancel else lambda: False)
 
     def _roll_forward(self, work: Replaying, logs: Logs, chain: Sequence[Loaded], programs: Programs) -> None:
         site, state = self._site, self._state
@@ -300,6 +310,7 @@ class _Restore:
                 report=self._report,
                 cancel=self._cancel,
                 final_store=self._site.final_store,
+                gate=self._gate,
             )
         self._warnings += built.warnings
         sync_filesystem(self._site.folder)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from backupd.model.errors import (
+    ArchivedError,
     BackupdError,
     CancelledError,
     DamagedError,
@@ -84,8 +85,8 @@ def fetch(
     ``names.check_entries``.
 
     Raises DamagedError naming every object that no destination holds undamaged, and the files it is for;
-    DestinationError when they could not be read for other reasons; KeyUnusableError, ToolError,
-    CancelledError.
+    ArchivedError when they have to be thawed first; DestinationError when they could not be read for other reasons;
+    KeyUnusableError, ToolError, CancelledError.
     """
     job = _Job(header, body, folder, destinations=destinations, unsealer=unsealer, report=report, cancelled=cancelled,
                whole=whole or body)
@@ -146,6 +147,8 @@ class _Job:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._damages: list[tuple[str, bool]] = []
+        self._archived: set[str] = set()
+        self._failed: set[str] = set()
         self.repaired: list[str] = []
         self.reused = 0
         self.total = sum(entry.size for entry in body.entries)
@@ -191,6 +194,7 @@ class _Job:
             else:
                 with self._lock:
                     self._damages += failures
+                    self._failed.add(item.stored.name)
                 return
             with self._lock:
                 self.repaired += [line for line, _ in failures]
@@ -206,6 +210,9 @@ class _Job:
         except DamagedError as error:
             return " ".join(error.damages), True
         except DestinationError as error:
+            if isinstance(error, ArchivedError):
+                with self._lock:
+                    self._archived.add(item.stored.name)
             return _one_line(error), False
         try:
             plain = self._unsealer.unseal(sealed, limit=item.limit)
@@ -238,6 +245,13 @@ class _Job:
         lines = sorted({line for line, _ in self._damages})
         if not lines:
             return
+        # What is damaged at one place and archived at another can still be had.
+        if self._failed and self._failed <= self._archived:
+            raise ArchivedError(
+                f"{len(self._failed)} stored objects lie in an archive class, and no other copy of them can be read",
+                detail="\n".join(lines[:50]),
+                hint="thaw them first: `backupd thaw SERVER --to TARGET`, or repeat this with --thaw TIER",
+            )
         if any(damage for _, damage in self._damages):
             raise DamagedError(
                 f"{len(lines)} stored things are damaged or missing, no other copy has them",

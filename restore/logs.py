@@ -13,6 +13,7 @@ from threading import Event, Lock
 
 from backupd.model.binlog import ReplayLeg, ReplaySpec, SegmentKey
 from backupd.model.errors import (
+    ArchivedError,
     BackupdError,
     CancelledError,
     DamagedError,
@@ -70,8 +71,9 @@ def fetch_logs(
     far as its digests are right.
 
     ``destinations`` in the order to try them, for each segment anew. Raises RefusedError for logs that do not follow
-    each other, naming both places; DamagedError when no destination has a segment as it was stored, or DestinationError
-    when none could be asked, naming the places between which nothing can be replayed; KeyUnusableError, CancelledError.
+    each other, naming both places; DamagedError when no destination has a segment as it was stored, ArchivedError when
+    it has to be thawed first, or DestinationError when none could be asked, naming the places between which nothing can
+    be replayed; KeyUnusableError, CancelledError.
     """
     total = sum(key.end - key.start for leg in spec.legs for key in leg.segments)
     job = _Job(server, destinations, unsealer, total, report, cancel)
@@ -234,6 +236,10 @@ def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) ->
     hint = f"{before}, or bring the segment back from elsewhere; `backupd verify` looks at all of them"
     lines = [line for error in failures for line in (
         error.damages if isinstance(error, DamagedError) else [_line(error)])]
+    if any(isinstance(error, ArchivedError) for error in failures):
+        return ArchivedError(message, detail="\n".join([places, *lines]),
+                             hint="it lies in an archive class: thaw it first with `backupd thaw SERVER --to "
+                                  "TARGET`, or repeat this with --thaw TIER; it continues")
     gone = (DamagedError, NotFoundError, ObjectMissingError)
     if any(isinstance(error, gone) for error in failures) or not failures:
         return DamagedError(message, [places, *lines], hint=hint)

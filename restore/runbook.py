@@ -6,7 +6,7 @@ Its shell blocks are one script that is cut into steps: variables of the first s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backupd.engine import clone
@@ -22,7 +22,9 @@ from backupd.model.units import format_size
 from backupd.process.command import Command
 from restore.memory import MIB, choose_memory
 from restore.room import RESERVE
+from restore.runbook_places import NOWHERE, render_places
 from storage import layout
+from storage.config import DestinationConfig
 
 # Stand for the operator's paths while commands are rendered: nothing in them needs quoting.
 _WORK, _DATADIR, _STORE = Path("/BACKUPD-WORK"), Path("/BACKUPD-DATADIR"), Path("/BACKUPD-STORE")
@@ -55,10 +57,11 @@ def prepare_command(
 
 
 def render_runbook(
-    header: Header, body: Body, *, destinations: Sequence[str], earlier: Sequence[BackupRecord] = ()
+    header: Header, body: Body, *, destinations: Sequence[str], earlier: Sequence[BackupRecord] = (),
+    places: Mapping[str, DestinationConfig] = NOWHERE,
 ) -> str:
     """Markdown. ``destinations``: the names of those that hold this backup; ``earlier``: what an increment builds on,
-    the full backup first."""
+    the full backup first; ``places``: what is known of the destinations that hold it or will."""
     facts = body.facts
     info = facts.server
     row = row_for(info.flavour, info.version)
@@ -101,6 +104,8 @@ def render_runbook(
     )
     return (
         text
+        + render_places(header.server, chain, places, stored=sum(item.size for item in header.objects)
+                        + sum(record.stats.bytes_stored for record in earlier))
         + "\n".join(
             f"## {number}. {title}\n\n{why}\n\n```sh\n{script.strip()}\n```\n"
             for number, (title, why, script) in enumerate(steps, start=1)

@@ -6,18 +6,23 @@ into steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from backupd.model.clock import format_time
 from backupd.model.dump import DumpFacts
 from backupd.model.manifest import Body, Header
 from backupd.model.server import Flavour
 from backupd.model.units import format_size
+from restore.runbook_places import NOWHERE, render_places
 from storage import layout
+from storage.config import DestinationConfig
 
 
-def render_logical_runbook(header: Header, body: Body, *, destinations: Sequence[str]) -> str:
-    """Markdown. ``destinations``: the names of those that hold this backup."""
+def render_logical_runbook(header: Header, body: Body, *, destinations: Sequence[str],
+                           places: Mapping[str, DestinationConfig] = NOWHERE) -> str:
+    """Markdown. ``destinations``: the names of those that hold this backup; ``places``: what is known of the
+    destinations that hold it or will."""
     facts, info = body.facts, body.facts.server
     dump = facts.dump or DumpFacts(())
     mariadb = info.flavour is Flavour.MARIADB
@@ -33,13 +38,12 @@ def render_logical_runbook(header: Header, body: Body, *, destinations: Sequence
         "unpack": layout.unpack_key(header.server, header.backup_id), "set": header.table_set or "all of the policy",
         "later": f"\n{later} tables were dumped after the others and have a later position of their own; the sealed "
                  "body of the backup names them.\n" if later else "",
+        "places": render_places(header.server, (header.backup_id,), places,
+                                stored=sum(item.size for item in header.objects)),
         "missing_words": "\n**Tables are missing in this backup:** they could not be read. The catalog and the sealed "
                          "body name them.\n" if header.tables_missing else "",
     }
-    text = _TEXT
-    for name, value in values.items():
-        text = text.replace(f"@{name}@", str(value))
-    return text
+    return re.sub(r"@([a-z_]+)@", lambda found: str(values[found[1]]), _TEXT)
 
 
 _TEXT = """\
@@ -62,7 +66,7 @@ client `@client@`. Nothing here needs backupd, and nothing changes the repositor
 Work in a shell of its own (type `sh`): the first step makes it stop at the first error. The steps follow each other in
 that one shell.
 
-## 1. Settings, and is everything here?
+@places@## 1. Settings, and is everything here?
 
 Set `REPOSITORY` and `WORK` first, for example with `export REPOSITORY=/srv/backups WORK=/var/tmp/tables`, and
 `GNUPGHOME` if the private key is not in your own keyring. `CLIENT` is the client with the options that it needs to

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import ReplayMethod, ReplaySpec
+from backupd.model.thaw import ThawPlan
 from backupd.model.units import format_size
 from restore.plan import Rate, Step, bytes_of, replay_rate
 
@@ -56,3 +57,13 @@ def replay_text(replay: ReplaySpec) -> str:
     without = f", without {', '.join(replay.exclude)}" if replay.exclude else ""
     what = f"{format_size(replay.size)} of binary logs, {replay.transactions} transactions"
     return f"replay {what}{across}, {how}, up to {stop.file}:{stop.pos}{without}"
+
+
+def thaw_step(thaw: ThawPlan) -> Step:
+    """Waiting for an archive. What is there first is fetched meanwhile, so this is an upper bound. Raises RefusedError
+    for a tier that there is not."""
+    offer = thaw.offer
+    count = len(thaw.objects)
+    return Step("thawed", f"wait until {count} archived object{'s' if count != 1 else ''} at {thaw.places} can be "
+                          f"read ({offer.tier})", thaw.bytes, offer.hours * 3600,
+                f"at most {offer.hours:g} h by the table of {thaw.prices.dated.isoformat()}")

@@ -4,6 +4,7 @@ Starts a private MariaDB with sample data, takes a full backup and an increment,
 onto a fresh one, shows that what was lost is back, backs up again to show what is shared, and proves the newest backup
 by a test restore. Then the service works by itself: it takes a backup and follows the binary log while orders come in.
 Somebody deletes all orders; the statement is found in the archived log, and the server is restored to right before it.
+At last everything burns down but a bucket of a real S3 server: from there and the private key alone it comes back.
 All of it is done by the ``backupd`` command line; whatever was started is stopped and removed at the end. The last line
 on stdout is one JSON object.
 """
@@ -13,8 +14,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -22,51 +23,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from scenery import SERVER, WRITER, a_bucket, configuration_elsewhere, write_configuration
 from stage import CommandLine, DemoFailedError, expect, say, service, step, stopped_at_the_end, until
 
 from backupd.model.clock import format_time
 from tests.support import sample
 from tests.support.keys import Keys, operator_keys
-from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer, connect, query
-from tests.support.places import give_to_database, runs_as_root, short_directory
+from tests.support.mariadb import SERVICE_PASSWORD, PrivateServer, connect, query
+from tests.support.places import short_directory
 
 MEBIBYTE = 2**20
-SERVER = "shop-db1"
-CONFIGURATION = """\
-catalog: sqlite:///{base}/catalog.db
-spool: {base}/spool
-policies: {base}/policies
-servers:
-  {server}:
-    {{socket: {socket}, defaults_file: {client}, restore_defaults_file: {writer}, policy: demo, owner: {owner}}}
-destinations:
-  local: {{type: filesystem, path: {base}/backups}}
-encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}
-restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch, memory: 512MiB}}}}
-"""
-POLICY = """\
-physical: {full: "0 2 * * sun", incremental: every 1m}
-logical: {schedule: "0 4 * * *", tables: {include: ["shop.*"]}}
-binlog: {checkpoint: 2s}
-destinations: {required: [local]}
-retention:
-  local: {keep_fulls: 1}
-test_restore:
-  checks:
-    - sql: "SELECT SUM(balance) = 2000000 FROM bank.accounts"
-    - sql: "SELECT COUNT(*) > 0 FROM shop.order_totals"
-"""
-
-
 CHANGES = (
     "UPDATE shop.orders SET note = CONCAT('checked ', id) WHERE id % 50 = 0",
     "CREATE TABLE shop.returns (id INT PRIMARY KEY, reason VARCHAR(100))",
     "INSERT INTO shop.returns SELECT seq, CONCAT('reason ', seq) FROM shop.seq_1_to_5000",
 )
-
-
-WRITER = "restorer"
-"""The account that restores tables into the running server; that of the backups may only read."""
 
 
 def increment_of_the_service(backupd: CommandLine, known: str) -> Any:
@@ -82,27 +53,6 @@ def order_in_a_hurry(source: PrivateServer, number: int) -> None:
     for each in range(number):
         source.execute(f"INSERT INTO shop.returns VALUES ({100_000 + each}, 'came in by itself')",
                        f"UPDATE shop.orders SET note = 'in a hurry' WHERE id = {5000 + each}")
-
-
-def write_configuration(base: Path, server: PrivateServer, keys: Keys) -> Path:
-    for name in ("backups", "scratch", "spool"):
-        (base / name).mkdir()
-    give_to_database(base / "scratch")
-    (base / "policies").mkdir()
-    (base / "policies" / "demo.yaml").write_text(POLICY)
-    config = base / "backupd.yaml"
-    config.write_text(
-        CONFIGURATION.format(
-            base=base,
-            server=SERVER,
-            socket=server.socket,
-            keys=keys,
-            client=server.client_file(SERVICE_USER, SERVICE_PASSWORD),
-            writer=server.client_file(WRITER, SERVICE_PASSWORD),
-            owner="mysql" if runs_as_root() else os.environ.get("USER", ""),
-        )
-    )
-    return config
 
 
 def stored_bytes(base: Path) -> int:
@@ -121,7 +71,7 @@ def inodes_of(base: Path, backup_id: str) -> set[int]:
     return {path.stat().st_ino for path in tree.rglob("*") if path.is_file()}
 
 
-def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dict[str, Any]:
+def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, size: int) -> dict[str, Any]:
     """All steps; returns the closing JSON object. Raises DemoFailedError at the first thing that is wrong."""
     step(1, "A server with data")
     begin = time.monotonic()
@@ -143,7 +93,7 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
     )
 
     step(2, "Is everything ready for backups?")
-    config = write_configuration(base, source, keys)
+    config = write_configuration(base, source, keys, bucket)
     say(f"$ export BACKUPD_CONFIG={config}")
     backupd = CommandLine(config)
     backupd.show("check", SERVER)
@@ -278,6 +228,11 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
     step(14, "Is what is stored still what was stored?")
     backupd.show("verify")
     backupd.show("fsck")
+
+    step(15, "The house burns down: server, backups and catalog are gone; a bucket and a private key are left")
+    backupd.show("replicate", SERVER)
+    backupd.show("backups", SERVER)
+    disaster_seconds = out_of_the_ashes(base, source, keys, bucket, bad["restore_before"], sums_before)
     return {
         "proved": True,
         "server": f"MariaDB {version}",
@@ -287,6 +242,7 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, size: int) -> dic
         "restored_before": bad["gtid"],
         "point_in_time_seconds": round(replay_seconds, 3),
         "tables_back_in_place_seconds": round(table_seconds, 3),
+        "disaster_recovery_seconds": round(disaster_seconds, 3),
         "linked_files": shared,
         "tables_compared": proof["tables_compared"],
         "second_backup_new_bytes": second["bytes_new"],
@@ -313,6 +269,34 @@ def back_in_place(backupd: CommandLine, source: PrivateServer, target: str, orde
     return seconds
 
 
+def out_of_the_ashes(base: Path, source: PrivateServer, keys: Keys, bucket: str, target: str,
+                     sums: dict[str, int]) -> float:
+    """Everything but the bucket is destroyed; the server comes back on another machine as it was at ``target``. Gives
+    the seconds from an empty machine to a server that answers."""
+    source.kill()
+    for name in ("backups", "spool", "policies", "scratch"):
+        shutil.rmtree(base / name)
+    for path in base.glob("catalog.db*"):
+        path.unlink()
+    say("gone: the server's process, the destination local, the catalog, the spool, the policies")
+    away = base / "elsewhere"
+    config = configuration_elsewhere(away, keys, bucket)
+    say(f"$ export BACKUPD_CONFIG={config}")
+    backupd = CommandLine(config)
+    begin = time.monotonic()
+    backupd.show("catalog", "rebuild", "--from", "offsite")
+    backupd.show("timeline", SERVER)
+    outcome = backupd.ask("restore", SERVER, "--to", target, "--datadir", str(away / "data"), "--start")
+    seconds = time.monotonic() - begin
+    with stopped_at_the_end(outcome["started"]["pid"]):
+        phases = ", ".join(f"{phase['name']} {phase['seconds']:.1f} s" for phase in outcome["phases"])
+        say(f"a server runs there {seconds:.1f} s after the machine was empty: {phases}")
+        with contextlib.closing(connect(outcome["started"]["socket"])) as fresh:
+            expect(sample.checksum_everything(fresh) == sums,
+                   f"the checksums of all {len(sums)} tables equal the source's right before the DELETE")
+    return seconds
+
+
 def comparable(described: dict[str, list[str]]) -> dict[str, list[str]]:
     """Without what a restored server is meant to have differently: the state of its events."""
     return described | {
@@ -332,8 +316,8 @@ def main() -> int:
     begin = time.monotonic()
     result: dict[str, Any]
     try:
-        with short_directory("bd-") as base, operator_keys() as keys, PrivateServer() as source:
-            result = demonstrate(base, source, keys, size)
+        with short_directory("bd-") as base, operator_keys() as keys, PrivateServer() as source, a_bucket() as bucket:
+            result = demonstrate(base, source, keys, bucket, size)
     except DemoFailedError as error:
         say(f"\nFAILED: {error}")
         result = {"proved": False, "error": str(error)}

@@ -41,6 +41,17 @@ class Place(BaseModel):
     def is_off_site(self) -> bool:
         return True if self.off_site is None else self.off_site
 
+    @property
+    def takes_pieces(self) -> bool:
+        """May pieces of a binary log that still grows lie here? They are gone soon, and some classes charge for months.
+        """
+        return True
+
+    def kept_in(self, *, logs: bool) -> str:
+        """The storage class of objects, or of binary logs; "" where there are no classes."""
+        del logs
+        return ""
+
 
 class FilesystemConfig(Place):
     """A folder on a mounted file system."""
@@ -103,6 +114,13 @@ class S3Config(Place):
         description="Whether the credentials here may delete. Without, nothing is removed by this service: a rule of "
                     "the bucket, or an installation with other credentials, does that.")
 
+    def kept_in(self, *, logs: bool) -> str:
+        return self.binlog_storage_class if logs else self.storage_class
+
+    @property
+    def takes_pieces(self) -> bool:
+        return self.binlog_storage_class not in ("GLACIER", "DEEP_ARCHIVE")
+
     @model_validator(mode="after")
     def _agrees(self) -> S3Config:
         if (self.object_lock is None) != (self.lock_days is None):
@@ -127,6 +145,13 @@ class SftpConfig(Place):
                                                         examples=["/srv/backups"])
     key_file: Path
     known_hosts: Path
+
+    @field_validator("host", "user", "path")
+    @classmethod
+    def _plain(cls, text: str) -> str:
+        if not text.isprintable() or text.startswith("-") or ".." in text.split("/"):
+            raise ValueError("must be printable, not begin with a dash, and go up nowhere")
+        return text
 
 
 DestinationConfig = FilesystemConfig | S3Config | SftpConfig

@@ -10,6 +10,7 @@
     servers/<server>/<id>/files/...                 browsable tree of links (TREE destinations)
     servers/<server>/<id>.partial/...               the same tree while the backup runs
     intents/<id>.json  pins/<id>.json               who writes, who reads
+    sweeps/<id>.json                                who removes
     tombstones/<object>.json                        about to be collected
     quarantine/<object>.json                        found damaged, never reused
     marks/<server>/<id>.json                        backup marked deleted
@@ -18,8 +19,13 @@
     held/all/servers.json                           nothing at all is deleted
     binlogs/<server>/<branch>/branch.json           what one history of a server is
     binlogs/<server>/<branch>/<segment>/segment.json             the commit point of a binary log, or of a piece of one
-    binlogs/<server>/<branch>/<segment>/part-<n>.zst.gpg         its bytes, sealed
+    binlogs/<server>/<branch>/<segment>/part-<n>.zst.gpg         its bytes, sealed; of a piece: part-<n>.piece.zst.gpg
     binlogs/<server>/<branch>/<segment>/index-<n>.zst.gpg        its transactions, sealed
+    <manifest.json, segment.json, branch.json>.sig  a detached signature of the document, put before it
+    proofs/<server>/<id>.zst.gpg                    a test restore's proof, or a witness, sealed
+    catalog/<time>-<installation>.zst.gpg           a copy of the catalog, sealed
+    configuration/<time>-<installation>.tar.zst.gpg a copy of configuration and policies, sealed
+    RECOVER.md                                      what to do when nothing but this is left, in the clear
 
 An object is named ``<identity: 64 hex>-<first 16 hex of the SHA-256 of its stored bytes>``, so two different byte
 strings never share a name. A segment's folder is called ``<file number, 10 digits>-<first byte, 12>-<byte after the
@@ -29,6 +35,8 @@ last, 12>``, so that a branch lists in log order.
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from typing import Literal
 
 from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DamagedError, DestinationError, UsageError
@@ -40,11 +48,16 @@ OBJECTS = "objects/"
 SERVERS = "servers/"
 INTENTS = "intents/"
 PINS = "pins/"
+SWEEPS = "sweeps/"
 TOMBSTONES = "tombstones/"
 QUARANTINE = "quarantine/"
 MARKS = "marks/"
 HELD = "held/"
 BINLOGS = "binlogs/"
+PROOFS = "proofs/"
+CATALOGS = "catalog/"
+CONFIGURATIONS = "configuration/"
+RECOVER = "RECOVER.md"
 
 MANIFEST = "manifest.json"
 BODY = "body.jsonl.zst.gpg"
@@ -57,12 +70,16 @@ BRANCH = "branch.json"
 SEGMENT = "segment.json"
 
 SEALED = ".zst.gpg"
+SIGNATURE = ".sig"
 
 _OBJECT = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 _HELD_ALL = HELD + "all/servers.json"
 _HELD_SERVER = "server.json"
 _SEGMENT = re.compile(r"(\d{10})-(\d{12})-(\d{12})")
-_SEALED_LOG = re.compile(r"(?:part|index)-\d{5,}\.zst\.gpg")
+_PIECE = ".piece"
+_SEALED_LOG = re.compile(r"(?:part-\d{5,}(?:\.piece)?|index-\d{5,})\.zst\.gpg")
+_COLD_LOG = re.compile(r"part-\d{5,}\.zst\.gpg")
+_COPY = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{12})(?:\.tar)?\.zst\.gpg")
 _KEY_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -156,6 +173,10 @@ def pin_key(restore_id: str) -> str:
     return f"{PINS}{_id(restore_id)}.json"
 
 
+def sweep_key(sweep_id: str) -> str:
+    return f"{SWEEPS}{_id(sweep_id)}.json"
+
+
 def backup_of(key: str) -> tuple[str, str] | None:
     """(server, backup id) of a key or tree under ``servers/``, of a mark or a keep, None for anything else."""
     parts = key.split("/")
@@ -194,9 +215,15 @@ def segment_key(server: str, key: SegmentKey) -> str:
     return segment_folder(server, key) + SEGMENT
 
 
-def part_name(index: int) -> str:
-    """Name inside a segment's folder."""
-    return f"part-{index:05d}{SEALED}"
+def part_name(index: int, *, piece: bool = False) -> str:
+    """Name inside a segment's folder. ``piece``: the segment is a piece of a file that still grows, and is replaced by
+    a longer one soon."""
+    return f"part-{index:05d}{_PIECE if piece else ''}{SEALED}"
+
+
+def of_piece(name: str) -> bool:
+    """Is ``name`` one that ``part_name`` gives for pieces?"""
+    return name.endswith(_PIECE + SEALED)
 
 
 def index_name(index: int) -> str:
@@ -207,6 +234,21 @@ def index_name(index: int) -> str:
 def is_sealed_log(name: str) -> bool:
     """Is ``name`` one that ``part_name`` or ``index_name`` gives?"""
     return _SEALED_LOG.fullmatch(name) is not None
+
+
+def cold_kind(key: str) -> Literal["object", "log"] | None:
+    """What of a destination may lie in another storage class, even one that has to be thawed: ``object`` for sealed
+    parts of files, ``log`` for sealed parts of whole binary logs. None for everything that tells what there is, and for
+    pieces, which are replaced soon."""
+    if key.startswith(OBJECTS):
+        return "object"
+    owner = segment_of(key)
+    return "log" if owner is not None and _COLD_LOG.fullmatch(owner[2]) else None
+
+
+def comes_and_goes(key: str) -> bool:
+    """Is ``key`` that of a lease, a mark or a note: nothing that a lock may keep from being taken away?"""
+    return key.partition("/")[0] + "/" in {INTENTS, PINS, SWEEPS, TOMBSTONES, QUARANTINE, MARKS, HELD}
 
 
 def segment_of(key: str) -> tuple[str, SegmentKey, str] | None:
@@ -226,6 +268,64 @@ def branch_of(key: str) -> tuple[str, str] | None:
     if len(parts) != 4 or parts[0] + "/" != BINLOGS or parts[3] != BRANCH:
         return None
     return (parts[1], parts[2]) if is_name(parts[1]) and is_id(parts[2]) else None
+
+
+# Signatures
+
+def signature_key(key: str) -> str:
+    """Where the signature of the document under ``key`` lies."""
+    return key + SIGNATURE
+
+
+def signed_of(key: str) -> str | None:
+    """The server that the document of record under ``key`` is about: a manifest, a segment's or a branch's description;
+    None for anything else. These are signed, and with their digests everything else is."""
+    parts = key.split("/")
+    ours = (len(parts) == 4 and (parts[0] + "/", parts[3]) in {(SERVERS, MANIFEST), (BINLOGS, BRANCH)}) or (
+        len(parts) == 5 and (parts[0] + "/", parts[4]) == (BINLOGS, SEGMENT))
+    return parts[1] if ours and is_name(parts[1]) else None
+
+
+def is_signature(key: str) -> bool:
+    """Does the signature of a document of record lie under ``key``?"""
+    return key.endswith(SIGNATURE) and signed_of(key.removesuffix(SIGNATURE)) is not None
+
+
+# What outlives a lost catalog
+
+def proof_key(server: str, proof_id: str) -> str:
+    """Of a proof or a witness."""
+    return f"{PROOFS}{_server(server)}/{_id(proof_id)}{SEALED}"
+
+
+def proof_of(key: str) -> tuple[str, str] | None:
+    """(server, id) of a proof or witness under ``key``, None for anything else."""
+    parts = key.split("/")
+    if len(parts) != 3 or parts[0] + "/" != PROOFS or not parts[2].endswith(SEALED):
+        return None
+    server, proof_id = parts[1], parts[2].removesuffix(SEALED)
+    return (server, proof_id) if is_name(server) and is_id(proof_id) else None
+
+
+def catalog_key(at: datetime, installation: str) -> str:
+    return f"{CATALOGS}{at:%Y%m%dT%H%M%SZ}-{installation}{SEALED}"
+
+
+def configuration_key(at: datetime, installation: str) -> str:
+    return f"{CONFIGURATIONS}{at:%Y%m%dT%H%M%SZ}-{installation}.tar{SEALED}"
+
+
+def copy_of(key: str) -> tuple[datetime, str] | None:
+    """When (UTC) and by which installation the copy of a catalog or a configuration under ``key`` was made, None for
+    anything else."""
+    folder, _, name = key.rpartition("/")
+    found = _COPY.fullmatch(name) if folder + "/" in {CATALOGS, CONFIGURATIONS} else None
+    if found is None:
+        return None
+    try:
+        return datetime.strptime(found[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC), found[2]
+    except ValueError:
+        return None
 
 
 # Trees

@@ -12,9 +12,8 @@ import pytest
 from tests.support import sample
 from tests.support.keys import Keys, operator_keys
 from tests.support.mariadb import PrivateServer
-from tests.support.motoserver import moto_server
 from tests.support.places import short_directory
-from tests.support.s3server import s3_server
+from tests.support.stores import moto_server, s3_server
 
 __all__ = ["moto_server", "s3_server"]
 

@@ -38,16 +38,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("backup_id", "destination", name="pk_replications"))
     op.create_table(
         "thaws",
-        _name("destination"), _name("key", 512), _name("thaw_id"), _number("size"), _name("storage_class", 32),
-        _name("tier", 16), _name("state", 16), _moment("requested_at"), _moment("expected_at"),
-        _moment("ready_until", nullable=True), sa.Column("message", sa.Text, nullable=False),
-        sa.PrimaryKeyConstraint("destination", "key", name="pk_thaws"))
-    op.create_index("ix_thaws_thaw_id", "thaws", ["thaw_id"])
+        _name("thaw_id"), _name("destination"), _name("key", 512), _name("part"), _number("size"),
+        _name("storage_class", 32), _name("tier", 16), _name("state", 16), _moment("requested_at", nullable=True),
+        _moment("expected_at", nullable=True), _moment("ready_until", nullable=True),
+        sa.Column("message", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("thaw_id", "destination", "key", name="pk_thaws"))
+    op.create_index("ix_thaws_thaw_id_state", "thaws", ["thaw_id", "state"])
     op.create_table(
         "scrubs",
-        _name("destination"), sa.Column("turn", sa.Integer, nullable=False),
-        sa.Column("turns", sa.Integer, nullable=False), _moment("done_at"),
-        sa.PrimaryKeyConstraint("destination", "turn", name="pk_scrubs"))
+        _name("server"), _name("destination"), sa.Column("share", sa.Integer, nullable=False), _moment("done_at"),
+        sa.PrimaryKeyConstraint("server", "destination", "share", name="pk_scrubs"))
 
 
 def downgrade() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 
 from backupd.app import retention, verification
 from backupd.app.backups import take_backup
+from backupd.app.bootstrap import after_job
 from backupd.app.jobs import live
 from backupd.app.keys import issue_due
 from backupd.app.logical import accepts_missing
 from backupd.app.proving import test_restore
+from backupd.app.replication import Replicated, bring_up_to_date
 from backupd.app.run import JobRun, Result
 from backupd.app.wiring import Wiring, owner
 from backupd.app.witnesses import take_witness
@@ -46,10 +49,12 @@ _BACKUP_PHASES = {BackupKind.PHYSICAL_FULL: "backup", BackupKind.PHYSICAL_INCREM
 def _backup(wiring: Wiring, run: JobRun) -> Result:
     begun = time.monotonic()
     made = take_backup(wiring, run.job.server, BackupKind(run.job.kind), run)
+    seconds = time.monotonic() - begun
+    after_job(wiring)
     record = made.record
     size = record.stats.bytes_source
     # By what was taken: an increment that could not build on anything is a full backup.
-    phase = Phase(_BACKUP_PHASES[record.kind], time.monotonic() - begun, size)
+    phase = Phase(_BACKUP_PHASES[record.kind], seconds, size)
     return Result(record.id, size, (phase,), problem=made.problem, partial=made.problem is not None,
                   accepted=accepts_missing(wiring.settings.server(record.server)))
 
@@ -78,8 +83,9 @@ def of_proof(proof: Proof) -> Result:
 
 def _verify(wiring: Wiring, run: JobRun) -> Result:
     begun = time.monotonic()
-    subset = run.job.arguments.get("subset")
-    outcome = verification.verify(wiring, run.job.server or None, subset, run.report)
+    subset, seconds = run.job.arguments.get("subset"), run.job.arguments.get("period")
+    period = timedelta(seconds=seconds) if seconds else None
+    outcome = verification.verify(wiring, run.job.server or None, subset, run.report, period=period)
     return replace(of_verification(outcome), phases=(Phase("verify", time.monotonic() - begun, outcome.bytes),))
 
 
@@ -87,7 +93,8 @@ def of_verification(outcome: verification.VerifyOutcome) -> Result:
     """What the row of a verification says."""
     problem = None
     if not outcome.ok:
-        lines = [f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}" for damage in outcome.damages]
+        lines = [f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}" for damage in outcome.damages
+                 if not damage.repaired_from]
         problem = DamagedError(f"{len(lines)} damages were found in stored backups", lines,
                                hint="the next backup stores damaged objects afresh, so take a full one now; a binary "
                                     "log is read from another destination, or what it held is a gap: backupd timeline")
@@ -113,6 +120,17 @@ def _retention(wiring: Wiring, run: JobRun) -> Result:
                                        hint="delete what is not needed any more: backupd backups delete ID"))
 
 
+def _replicate(wiring: Wiring, run: JobRun) -> Result:
+    return of_replication(bring_up_to_date(wiring, run.job.server, str(run.job.arguments["destination"]), run))
+
+
+def of_replication(done: Replicated) -> Result:
+    """What the row of a replication says. What failed is in the catalog, and is tried again by itself."""
+    seconds = sum(one.seconds for one in done.copied)
+    sent = sum(one.sent for one in done.copied)
+    return Result("", done.bytes, (Phase("replicate", seconds, sent),) if sent else (), problem=done.trouble)
+
+
 _ACTIONS: Mapping[JobKind, Action] = {
     JobKind.FULL: _backup,
     JobKind.INCREMENTAL: _backup,
@@ -122,4 +140,5 @@ _ACTIONS: Mapping[JobKind, Action] = {
     JobKind.RETENTION: _retention,
     JobKind.CHALLENGE: _challenge,
     JobKind.WITNESS: _witness,
+    JobKind.REPLICATE: _replicate,
 }

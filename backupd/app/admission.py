@@ -9,21 +9,25 @@ from backupd.app.settings import Settings
 from backupd.catalog.jobs import Allowed
 from backupd.model.errors import NotFoundError
 from backupd.model.hold import EVERY_SERVER
-from backupd.model.job import JobRecord
+from backupd.model.job import JobKind, JobRecord
+
+_COPY = JobKind.REPLICATE
 
 
 def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, running: Sequence[JobRecord]) -> str:
     """What keeps ``job`` from starting beside ``running``, in words; empty when nothing does. ``paused``: servers,
     ``*`` for all; of those only what a person asked for starts."""
     limits = settings.configuration.concurrency
-    if len(running) >= limits.jobs:
-        return f"{len(running)} jobs run already (concurrency.jobs: {limits.jobs}; {_named(running)})"
+    # Copies to a slow place may take a day: they have as many places as all the others, and take none of theirs.
+    alike = [other for other in running if (other.kind == _COPY) is (job.kind == _COPY)]
+    if len(alike) >= limits.jobs:
+        return f"{len(alike)} jobs run already (concurrency.jobs: {limits.jobs}; {_named(alike)})"
     if job.leg and (job.server in paused or EVERY_SERVER in paused):
         return "a pause (`backupd hold` lists it)"
     if not job.server:
         return ""
-    beside = [other for other in running if other.server == job.server]
-    if len(beside) >= limits.per_server:
+    beside = [other for other in running if other.server == job.server and other.kind != _COPY]
+    if len(beside) >= limits.per_server and job.kind != _COPY:
         return f"of {job.server} runs already {_named(beside)} (concurrency.per_server: {limits.per_server})"
     if job.kind in BACKUPS and (backups := [other for other in beside if other.kind in BACKUPS]):
         return f"another backup of {job.server} runs: {_named(backups)}"
@@ -31,13 +35,13 @@ def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, runnin
 
 
 def _crowded(settings: Settings, job: JobRecord, running: Sequence[JobRecord]) -> str:
-    reasons = (_crowd(settings, name, running) for name in sorted(_destinations(settings, job.server)))
+    reasons = (_crowd(settings, name, running) for name in sorted(_destinations(settings, job)))
     return next(filter(None, reasons), "")
 
 
 def _crowd(settings: Settings, name: str, running: Sequence[JobRecord]) -> str:
     limit = settings.configuration.concurrency.per_destination
-    users = [other for other in running if name in _destinations(settings, other.server)]
+    users = [other for other in running if name in _destinations(settings, other)]
     if len(users) < limit:
         return ""
     return f"destination {name} is used by {_named(users)} (concurrency.per_destination: {limit})"
@@ -68,9 +72,12 @@ def _named(running: Sequence[JobRecord]) -> str:
     return ", ".join(f"{job.kind} {job.id}" for job in running)
 
 
-def _destinations(settings: Settings, server: str) -> frozenset[str]:
+def _destinations(settings: Settings, job: JobRecord) -> frozenset[str]:
+    """Where a job writes or reads, as far as that can be told."""
+    if job.kind == _COPY:
+        return frozenset({str(job.arguments.get("destination", ""))})
     try:
-        found = settings.server(server)
+        found = settings.server(job.server)
     except NotFoundError:  # of no server, or of one that is not configured any more
         return frozenset()
-    return frozenset({*found.required, *found.others})
+    return frozenset(found.required if job.kind in BACKUPS else (*found.required, *found.others))

@@ -55,12 +55,15 @@ def _adopt(wiring: Wiring, destination: Destination, header: Header, *, deleted:
     try:
         wiring.catalog.backups.add_copy(header.backup_id, copy)
     except NotFoundError:
-        wiring.catalog.backups.add(_record(wiring, destination, header, copy, pinned=pinned))
+        wiring.catalog.backups.add(record_of_manifest(wiring, destination, header, copy, pinned=pinned))
     else:
         wiring.catalog.backups.set_copy_state(header.backup_id, destination.name, state)
 
 
-def _record(wiring: Wiring, destination: Destination, header: Header, copy: Copy, *, pinned: bool) -> BackupRecord:
+def record_of_manifest(wiring: Wiring, destination: Destination, header: Header, copy: Copy, *, pinned: bool,
+                       ) -> BackupRecord:
+    """The row of a backup by its manifest alone. Where no private key opens the body, it has no position and no
+    flavour, and a warning says why."""
     position, flavour, server_version, tool_version = Position(), "", "", ""
     warnings: tuple[str, ...] = (_CLOSED,)
     if wiring.settings.restore is not None:

@@ -106,7 +106,8 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         warnings = (*warnings, f"a full backup was taken where an increment was due: {decision.reason}")
 
     def documents(body: Body, header: Header) -> Documents:
-        runbook = render_runbook(header, body, destinations=[d.name for d in destinations], earlier=decision.chain)
+        runbook = render_runbook(header, body, destinations=[d.name for d in destinations], earlier=decision.chain,
+                                 places={**server.required, **server.others})
         return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries))
 
     return PhysicalSpec(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.app import holds, keys, queuewatch
+from backupd.app import holds, keys, queuewatch, replicating, trust
 from backupd.app.forecast import room
 from backupd.app.settings import ServerSettings
 from backupd.app.streamreport import STOPPED
@@ -45,6 +45,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
             findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
         found += findings
     found += keys.findings(wiring)
+    found += trust.findings(wiring.settings)
     found += holds.findings(wiring, names)
     found += queuewatch.findings(wiring)
     configuration = wiring.settings.configuration
@@ -58,7 +59,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
 
 def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
     found = [warning("policy", text) for text in advice(server.policy, wiring.settings.configuration)]
-    found += [warning("policy", text) for text in not_yet_active(server.policy, wiring.settings.configuration)]
+    found += [warning("policy", text) for text in not_yet_active(server.policy)]
     destinations: list[Destination] = []
     for name in server.required:
         try:
@@ -79,7 +80,8 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         secret_files=_secret_files(server), programs=settings.programs, streaming=_streaming(server.policy),
         expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None),
         physical=server.policy.physical is not None, logical=server.policy.logical)
-    return preflight(spec, now=wiring.clock()) + stream_findings(wiring, server) + found
+    return (preflight(spec, now=wiring.clock()) + stream_findings(wiring, server) + found
+            + replicating.findings(wiring, server))
 
 
 def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:

@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from backupd.app.clockwatch import ClockWatch, Jump
+from backupd.app.filling import FillingWatch
 from backupd.app.housekeeping import Housekeeper
 from backupd.app.jobs import abandon_dead
 from backupd.app.logs import say
@@ -25,10 +26,12 @@ from backupd.app.notify import Notifier
 from backupd.app.objectives import ObjectivesWatch
 from backupd.app.onwatch import LostError, OnWatch
 from backupd.app.queuewatch import QueueWatch
+from backupd.app.replicawatch import ReplicaWatch
 from backupd.app.schedule import AlarmClock
 from backupd.app.settings import Settings, load_settings
 from backupd.app.signals import Signals, Waker, Wishes
 from backupd.app.streamwatch import StreamWatch
+from backupd.app.thawwatch import ThawWatch
 from backupd.app.timeline import timeline
 from backupd.app.timetable import Timetable
 from backupd.app.wiring import Wiring
@@ -83,7 +86,10 @@ class Daemon:
         self._clockwatch = ClockWatch(wiring.clock)
         self._housekeeper = Housekeeper(wiring.clock(), wiring.settings.configuration.timezone)
         self._queue = QueueWatch()
+        self._thaws = ThawWatch()
         self._objectives = ObjectivesWatch(timeline)
+        self._filling = FillingWatch()
+        self._replicas = ReplicaWatch()
         self._refreshed = 0.0
         self._trouble = ""
         self._why = NOT_RUNNING
@@ -161,6 +167,7 @@ class Daemon:
                 self._timetable.refresh(self._wiring.clock())
                 self._notifier.status(self._status())
                 self._queue.look(self._wiring, self._wiring.clock())
+                self._thaws.look(self._wiring, self._wiring.clock())
             self._keep_time(worker, alarm)
             self._trouble = ""
         except LostError:
@@ -193,6 +200,8 @@ class Daemon:
         alarm.set(self._timetable.coming())
         self._housekeeper.look(self._wiring, now)
         self._objectives.look(self._wiring, now)
+        self._filling.look(self._wiring, now)
+        self._replicas.look(self._wiring, now)
 
     def _tell_jump(self, jump: Jump) -> None:
         if jump.slept and not jump.step:

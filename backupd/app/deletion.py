@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from backupd.app.adopt import adopt_unknown, soundness
 from backupd.app.keeping import holds_of, kept_anywhere, kept_by_catalog, written
+from backupd.app.sweepnews import tell
 from backupd.app.wiring import GRACE, Wiring
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
@@ -83,16 +84,18 @@ def _mark_everywhere(wiring: Wiring, record: BackupRecord) -> None:
     for destination in _holding(wiring, record):
         wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
     for destination in _holding(wiring, record):
-        mark_copy(wiring, destination, record, "")
+        mark_copy(wiring, destination, record, "", confirmed=True)
 
 
-def mark_copy(wiring: Wiring, destination: Destination, record: BackupRecord, reason: str) -> None:
-    """Mark one copy deleted, in the catalog and then at its destination; forget it where its manifest is gone."""
+def mark_copy(wiring: Wiring, destination: Destination, record: BackupRecord, reason: str, *,
+              confirmed: bool = False) -> None:
+    """Mark one copy deleted, in the catalog and then at its destination; forget it where its manifest is gone.
+    ``confirmed``: a person wants it, so no brake holds it."""
     if read(destination, record.server, record.id) is None:
         forget_swept(wiring, destination, [record.id])
         return
     wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
-    mark(destination, record.server, record.id, wiring.clock(), reason=reason)
+    mark(destination, record.server, record.id, wiring.clock(), reason=reason, confirmed=confirmed)
 
 
 def _remove(wiring: Wiring, destination: Destination, at_once: frozenset[tuple[str, str]]) -> list[str]:
@@ -114,8 +117,10 @@ def sweep_destination(wiring: Wiring, destination: Destination, *, wait: bool = 
 def sweep_locked(wiring: Wiring, destination: Destination, *,
                  at_once: frozenset[tuple[str, str]] = frozenset()) -> Collected:
     """One sweep by somebody who is ``removing`` already; rows of what is gone go with it."""
-    swept = sweep(destination, clock=wiring.clock, grace=GRACE, kept=kept_by_catalog(wiring), at_once=at_once)
+    swept = sweep(destination, clock=wiring.clock, grace=GRACE, kept=kept_by_catalog(wiring), at_once=at_once,
+                  brake=wiring.settings.brake)
     forget_swept(wiring, destination, swept.backups)
+    tell(wiring, destination, swept)
     return swept
 
 
@@ -177,7 +182,8 @@ def undelete(wiring: Wiring, backup_id: str) -> list[str]:
                                 hint="`backupd fsck` says what is left; `backupd backups` lists what can be restored")
         for destination in places:
             for member in chain:
-                # Sweeps of this installation wait for our lock, so the grace period need not have time left.
+                # Sweeps of this installation wait for our lock, and those of others are waited for, so the grace period
+                # need not have time left.
                 unmark(destination, member.server, member.id, now=wiring.clock(), grace=timedelta.max)
                 state = soundness(destination, member.server, member.id)
                 wiring.catalog.backups.set_copy_state(member.id, destination.name, state)

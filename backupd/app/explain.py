@@ -85,7 +85,7 @@ def explain_here(wiring: Wiring, path: Path, server: str | None) -> Explanation:
     today = {decisions.destination: decisions for decisions in preview(changed, name, now=now)}
     start = {place: View(name, place, tuple(one.backup for one in today[place].backups), hold=today[place].hold,
                          runs=_logs(policy, today[place], now)) for place in _places(policy)}
-    texts = [*advice(policy, settings.configuration), *not_yet_active(policy, settings.configuration),
+    texts = [*advice(policy, settings.configuration), *not_yet_active(policy),
              *crowds(settings.configuration, changed.settings.policies)]
     texts += _slow(wiring, name, policy)
     texts += [f"{finding.subject}: {finding.message}" for finding in findings(wiring, [name])]

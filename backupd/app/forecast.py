@@ -43,13 +43,19 @@ class ServerGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of one destination, counted from ``at``."""
+    """Of one destination, counted from ``at``. ``free`` bytes, None where a place knows no limit; ``ahead``: after how
+    many days how many bytes more are stored there."""
 
     destination: str
     at: datetime
-    free: int
+    free: int | None
     servers: tuple[ServerGrowth, ...]
     filling: Filling
+    ahead: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def stored(self) -> int:
+        return sum(one.stored for one in self.servers)
 
     @property
     def is_soon(self) -> bool:
@@ -61,6 +67,9 @@ class Forecast:
         growing = [f"{one.server} x{one.growth.factor:.3g} a day, seen in {one.growth.samples} full backups over "
                    f"{one.growth.days:.0f} days" for one in self.servers if one.growth is not None]
         basis = f" ({'; '.join(growing)})" if growing else ""
+        if self.free is None:
+            told = [f"{format_size(self.stored + more)} after {days} days" for days, more in self.ahead]
+            return f"{format_size(self.stored)} are stored, by its growth {', '.join(told)}; no limit is known{basis}"
         day, earliest = self.filling.day, self.filling.earliest
         if day is None and earliest is None:
             return f"{format_size(self.free)} are free, enough for a year of growth as lately{basis}"
@@ -73,12 +82,14 @@ class Forecast:
 
     def as_json(self) -> dict[str, Any]:
         return {"destination": self.destination, "bytes_free": self.free, "full_on_day": self.filling.day,
-                "earliest_day": self.filling.earliest, "servers": [one.as_json() for one in self.servers],
+                "earliest_day": self.filling.earliest, "bytes_stored": self.stored,
+                "bytes_stored_after": {str(days): self.stored + more for days, more in self.ahead},
+                "servers": [one.as_json() for one in self.servers],
                 "text": self.text}
 
 
 def forecast(wiring: Wiring, destination: str) -> Forecast | None:
-    """Of a configured destination; None where nothing is stored or nobody knows its room. Raises DestinationError."""
+    """Of a configured destination; None where nothing is stored. Raises DestinationError."""
     now = wiring.clock()
     here: dict[str, list[BackupRecord]] = {}
     for record in wiring.catalog.backups.list():
@@ -86,14 +97,16 @@ def forecast(wiring: Wiring, destination: str) -> Forecast | None:
             here.setdefault(record.server, []).append(record)
     logged = [server for server in wiring.catalog.binlogs.servers()
               if wiring.catalog.binlogs.runs(server, destination)]
-    space = wiring.destination(destination).space() if here or logged else None
-    if space is None:
+    if not here and not logged:
         return None
+    space = wiring.destination(destination).space()
     parts = [_part(server, here.get(server, ()), wiring.catalog.binlogs.runs(server, destination), destination, now)
              for server in sorted({*here, *logged})]
     tenants = [Tenant(part.stored, part.added, _has_rules(wiring, part.server, destination), part.growth)
                for part in parts]
-    return Forecast(destination, now, space.free, tuple(parts), days_until_full(tenants, space.free))
+    filling = Filling(None, None) if space is None else days_until_full(tenants, space.free)
+    ahead = tuple((days, round(sum(tenant.more_after(days) for tenant in tenants))) for days in _AHEAD)
+    return Forecast(destination, now, None if space is None else space.free, tuple(parts), filling, ahead)
 
 
 def room(wiring: Wiring, destination: str) -> list[Finding]:

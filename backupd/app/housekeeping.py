@@ -7,6 +7,7 @@ import logging
 import threading
 from datetime import datetime, timedelta
 
+from backupd.app.bootstrap import after_job
 from backupd.app.deletion import sweep_destination
 from backupd.app.holds import remind
 from backupd.app.jobs import prune
@@ -25,6 +26,7 @@ def keep_house(wiring: Wiring) -> None:
     """Do it now. What fails is logged, and tried again tomorrow."""
     try:
         gone = prune(wiring)
+        wiring.catalog.thaws.forget()
         wiring.catalog.events.forget(wiring.clock() - EVENTS_KEPT)
         wiring.catalog.lags.forget(wiring.clock() - EVENTS_KEPT)
         remind(wiring)
@@ -32,6 +34,7 @@ def keep_house(wiring: Wiring) -> None:
         say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
     except BackupdError as error:
         say("housekeeping-failed", str(error), level=logging.WARNING)
+    after_job(wiring)
     for name in wiring.settings.destinations:
         try:
             destination = wiring.destination(name)

@@ -42,6 +42,8 @@ _SILENT = (JobKind.RETENTION, JobKind.CHALLENGE)
 """Kinds that report no progress, so that nobody can tell whether they make any."""
 LONGEST_SILENCE = timedelta(hours=6)
 """How long those may take, and jobs of no server be without progress."""
+_TELL_THEMSELVES = (JobKind.REPLICATE,)
+"""Kinds that are tried again as often as it takes, with one event when that begins and one when it is over."""
 BACKUPS = (JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL)
 
 
@@ -172,7 +174,8 @@ def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdErro
     severity = Severity.INFO if state is JobState.CANCELLED else Severity.ERROR
     if state is JobState.PARTIAL and came_to.accepted:
         severity = Severity.WARNING
-    events = [] if shown is None else [Event(
+    quiet = job.kind in _TELL_THEMSELVES and state is JobState.FAILED
+    events = [] if shown is None or quiet else [Event(
         at=now, kind=f"job-{state}", severity=severity,
         server=job.server, subject=job.leg or job.kind, message=shown.message, detail=shown.detail, hint=shown.hint,
         job_id=job.id)]

@@ -19,7 +19,7 @@ from backupd.model.errors import BackupdError, DamagedError, NotFoundError, Obje
 from backupd.model.progress import Report
 from backupd.transfer import segments
 from backupd.transfer.fsck import Finding, Invariant
-from backupd.transfer.scrub import Damage, Scrubbed, scrub_segments, turn_of
+from backupd.transfer.scrub import Damage, Due, Scrubbed, scrub_segments
 from backupd.transfer.segmentdoc import SegmentHeader
 from storage import layout
 from storage.destination import Destination
@@ -36,16 +36,17 @@ _YOUNG = (f"it was stored less than {YOUNG.seconds // 60} minutes ago and a stre
 
 # Verify
 
-def verify_logs(wiring: Wiring, destination: Destination, server: str | None, *, report: Report, workers: int,
-                turns: int, turn: int) -> tuple[Scrubbed, int]:
+def verify_logs(wiring: Wiring, destination: Destination, server: str, *, report: Report, workers: int,
+                due: Due) -> tuple[Scrubbed, int]:
     """Re-read the segments whose turn it is; the catalog learns which copies are good and which are not. Gives what was
     read and found, and how many segments that was."""
     read = size = count = 0
     damages: list[Damage] = []
+    cold: list[str] = []
+    unseen: set[str] = set()
     found = segments.headers(destination, server)
     while batch := list(islice(found, _BATCH)):
-        headers = [one for one in batch if isinstance(one, SegmentHeader)
-                   and (turns == 1 or turn_of(one.folder, turns) == turn)]
+        headers = [one for one in batch if isinstance(one, SegmentHeader) and due(one.folder)]
         broken = [one for one in batch if isinstance(one, segments.DamagedSegment)]
         scrubbed = scrub_segments(destination, headers, report=report, workers=workers)
         here = [damage for damage in scrubbed.damages if damage.segment is not None
@@ -54,13 +55,15 @@ def verify_logs(wiring: Wiring, destination: Destination, server: str | None, *,
                              for one in broken)]
         bad = {(damage.segment.server, damage.segment.key) for damage in here if damage.segment is not None}
         bad |= {(one.server, one.key) for one in broken}
-        _record(wiring, destination.name, [one.segment for one in headers], bad)
+        unseen |= set(scrubbed.unseen)
+        cold += scrubbed.cold
+        _record(wiring, destination.name, [one.segment for one in headers if not any(
+            one.folder + item.name in unseen for item in one.sealed)], bad)
         read, size, count = read + scrubbed.objects, size + scrubbed.bytes, count + len(headers) + len(broken)
-    for owner in _servers(wiring, server):
-        for record in Reconciliation(wiring.catalog, destination, owner, wiring.clock).missing():
-            _mark_damaged(wiring, owner, record.key, destination.name)
-            damages.append(Damage(destination.name, layout.segment_key(owner, record.key), "missing"))
-    return Scrubbed(read, size, tuple(damages)), count
+    for record in Reconciliation(wiring.catalog, destination, server, wiring.clock).missing():
+        _mark_damaged(wiring, server, record.key, destination.name)
+        damages.append(Damage(destination.name, layout.segment_key(server, record.key), "missing"))
+    return Scrubbed(read, size, tuple(damages), tuple(cold), tuple(sorted(unseen))), count
 
 
 def _record(wiring: Wiring, destination: str, read: Sequence[Segment], bad: set[tuple[str, SegmentKey]]) -> None:
@@ -86,9 +89,9 @@ def _mark_damaged(wiring: Wiring, server: str, key: SegmentKey, destination: str
 def examine_logs(wiring: Wiring, destination: Destination) -> list[Finding]:
     """Do catalog and destination know the same segments?"""
     found: list[Finding] = []
-    for server in _servers(wiring, None, destination):
+    for server in _servers(wiring, destination):
         one = Reconciliation(wiring.catalog, destination, server, wiring.clock)
-        at_work = _is_at_work(wiring, server)
+        at_work = is_at_work(wiring, server)
         found += [Finding(Invariant.CATALOG_HAS_SEGMENT, layout.branch_key(server, branch.id), "the catalog does not "
                           f"know this branch of {server}; `backupd fsck --repair` takes it in", repairable=True)
                   for branch in one.unknown_branches()]
@@ -108,8 +111,8 @@ def examine_logs(wiring: Wiring, destination: Destination) -> list[Finding]:
 
 def repair_logs(wiring: Wiring, destination: Destination) -> None:
     """Take in what the catalog does not know, forget what is not there, and record where that leaves a hole."""
-    for server in _servers(wiring, None, destination):
-        at_work = _is_at_work(wiring, server)
+    for server in _servers(wiring, destination):
+        at_work = is_at_work(wiring, server)
         Reconciliation(wiring.catalog, destination, server, wiring.clock).settle(at_work=at_work)
         if not at_work:  # else it tells by itself
             _tell_gaps(wiring, server)
@@ -130,15 +133,12 @@ def _tell_gaps(wiring: Wiring, server: str) -> None:
 
 # What both sides know
 
-def _servers(wiring: Wiring, server: str | None, destination: Destination | None = None) -> list[str]:
-    if server is not None:
-        return [server]
+def _servers(wiring: Wiring, destination: Destination) -> list[str]:
     found = set(wiring.catalog.binlogs.servers())
-    if destination is not None:
-        for info in destination.list(layout.BINLOGS):
-            owner = layout.segment_of(info.key) or layout.branch_of(info.key)
-            if owner is not None:
-                found.add(owner[0])
+    for info in destination.list(layout.BINLOGS):
+        owner = layout.segment_of(info.key) or layout.branch_of(info.key)
+        if owner is not None:
+            found.add(owner[0])
     return sorted(found)
 
 
@@ -150,7 +150,7 @@ def _is_there(destination: Destination, server: str, key: SegmentKey) -> bool:
     return True
 
 
-def _is_at_work(wiring: Wiring, server: str) -> bool:
+def is_at_work(wiring: Wiring, server: str) -> bool:
     """Has a stream said a moment ago how it is?"""
     state = wiring.catalog.binlogs.stream_state(server)
     return state is not None and wiring.clock() - state[1] <= _FRESH

@@ -76,7 +76,8 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
     late = behind(wiring, server.name)
 
     def documents(body: Body, header: Header) -> Documents:
-        runbook = render_logical_runbook(header, body, destinations=[d.name for d in destinations])
+        runbook = render_logical_runbook(header, body, destinations=[d.name for d in destinations],
+                                         places={**server.required, **server.others})
         return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries))
 
     return LogicalSpec(

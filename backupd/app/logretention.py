@@ -16,6 +16,7 @@ from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.binlog import Branch, Run, SegmentRecord
+from backupd.model.errors import LockedError
 from backupd.model.units import format_size
 from backupd.recovery.branches import Histories
 from backupd.recovery.runs import place_of
@@ -24,10 +25,13 @@ from backupd.retention.logs import SKEW, needed
 from backupd.retention.view import BinlogRun, LogPlace, Stored
 from backupd.transfer import segments
 from backupd.transfer.collect import living_pins
+from backupd.transfer.erasing import each
 from storage.destination import Destination
 
 _BATCH = 200
 """Segments that are removed between two looks at who reads."""
+_ROW = 8
+"""Segments that are removed at once. A process that dies on the way may leave so many out of order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +194,34 @@ def _clear_branch(wiring: Wiring, destination: Destination, decisions: Decisions
         reader = _reader(wiring, destination, branch, branches, places, limit)
         if reader:
             return replace(done, held=(*done.held, f"binary logs of branch {branch.id}: restore {reader} reads here"))
-        for record in batch:
-            segments.remove(destination, branch.server, record.key)
-        wiring.catalog.binlogs.drop_segments(branch.server, [record.key for record in batch], destination.name)
-        done = replace(done, segments=done.segments + len(batch), bytes=done.bytes + sum(
-            record.destinations[destination.name].stored for record in batch))
+        gone, lock = _remove_rows(destination, branch.server, batch)
+        wiring.catalog.binlogs.drop_segments(branch.server, [record.key for record in gone], destination.name)
+        done = replace(done, segments=done.segments + len(gone), bytes=done.bytes + sum(
+            record.destinations[destination.name].stored for record in gone))
+        if lock is not None:
+            text = " ".join(f"{lock.message} {lock.detail}".split())
+            return replace(done, held=(*done.held, f"binary logs of branch {branch.id} may not be removed yet: {text}"))
     return done
+
+
+def _remove_rows(destination: Destination, server: str, batch: Sequence[SegmentRecord],
+                 ) -> tuple[list[SegmentRecord], LockedError | None]:
+    """Those that are gone, the oldest first; and what kept the next ones."""
+    def remove(record: SegmentRecord) -> LockedError | None:
+        try:
+            segments.remove(destination, server, record.key)
+        except LockedError as error:
+            return error
+        return None
+
+    gone: list[SegmentRecord] = []
+    for start in range(0, len(batch), _ROW):
+        row = batch[start:start + _ROW]
+        locks = each(remove, row, workers=_ROW)
+        gone += [record for record, lock in zip(row, locks, strict=True) if lock is None]
+        if (kept := next((lock for lock in locks if lock is not None), None)) is not None:
+            return gone, kept
+    return gone, None
 
 
 def _batches(wiring: Wiring, destination: str, branch: Branch, limit: int) -> Iterator[list[SegmentRecord]]:

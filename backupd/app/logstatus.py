@@ -125,7 +125,10 @@ def _is_streamed(wiring: Wiring, server: str) -> bool:
 
 
 def _places(wiring: Wiring, server: str) -> tuple[str, ...]:
-    return tuple(wiring.settings.server(server).required) if _is_streamed(wiring, server) else ()
+    if not _is_streamed(wiring, server):
+        return ()
+    found = wiring.settings.server(server)
+    return (*found.required, *found.others)
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 
-from backupd.app.incidents import RPO, RTO, Incidents, Pair
+from backupd.app.incidents import PLACE_RPO, RPO, RTO, Incidents, Pair
 from backupd.app.logs import say
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
@@ -41,7 +41,7 @@ class ObjectivesWatch:
     def __init__(self, read: Read) -> None:
         self._read = read
         self._incidents: Incidents | None = None
-        self._kept_since: dict[tuple[Pair, str], datetime] = {}
+        self._kept_since: dict[tuple[Pair, str, str], datetime] = {}
         self._due: datetime | None = None
         self._thread: threading.Thread | None = None
         self._trouble = ""
@@ -81,14 +81,16 @@ class ObjectivesWatch:
             return
         timeline = self._read(wiring, server.name)
         self._note_lags(wiring, server, timeline)
-        for pair, event, broken in (*_rpo(timeline, server, now), *_rto(timeline, server, now)):
+        for pair, event, broken in (*_rpo(timeline, server, now), *_rto(timeline, server, now),
+                                    *_rpo_of_others(timeline, server, now)):
+            key = (pair, server.name, event.subject)
             if broken:
-                self._kept_since.pop((pair, server.name), None)
+                self._kept_since.pop(key, None)
                 self._incidents.broken(pair, event)
             else:
-                since = self._kept_since.setdefault((pair, server.name), now)
-                length = promised.rpo if pair is RPO and promised.rpo is not None else CALM
-                if not self._incidents.is_open(pair, server.name, "") or now - since >= max(CALM, length):
+                since = self._kept_since.setdefault(key, now)
+                length = promised.rpo if pair is not RTO and promised.rpo is not None else CALM
+                if not self._incidents.is_open(*key) or now - since >= max(CALM, length):
                     self._incidents.mended(pair, event)
 
     def _note_lags(self, wiring: Wiring, server: ServerSettings, timeline: Timeline) -> None:
@@ -123,6 +125,29 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
     else:
         yield RPO, Event(now, RPO.mended, Severity.INFO, f"{name}: objectives.rpo ({limit}) is kept again",
                          server=name), False
+
+
+def _rpo_of_others(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
+    """What would be lost were nothing left but one of the others."""
+    promised = server.policy.objectives.rpo
+    if promised is None:
+        return
+    name, limit = server.name, format_duration(promised.total_seconds())
+    for reach in timeline.destinations:
+        if reach.name not in server.others:
+            continue
+        if reach.rpo is not None and reach.rpo <= promised:
+            yield PLACE_RPO, Event(now, PLACE_RPO.mended, Severity.INFO, f"{reach.name} alone keeps objectives.rpo "
+                                   f"({limit}) of {name} again", server=name, subject=reach.name), False
+            continue
+        lost = ("nothing could be recovered" if reach.rpo is None else
+                f"{format_duration(reach.rpo.total_seconds())} of work would be lost")
+        yield PLACE_RPO, Event(
+            now, PLACE_RPO.broken, Severity.WARNING,
+            f"were {name} and everything but {reach.name} lost now, {lost}; objectives.rpo promises {limit}",
+            server=name, subject=reach.name, detail=reach.trouble,
+            hint=f"see what it lacks: backupd replicate {name} --to {reach.name}; what is copied there only later "
+                 "cannot keep a shorter promise than the copying takes"), True
 
 
 def _rto(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:

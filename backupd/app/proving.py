@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from backupd.app.bootstrap import after_job
+from backupd.app.coldness import refuse_cold
 from backupd.app.dependence import require_keys
 from backupd.app.restores import (
     archives,
@@ -51,6 +53,8 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     server = wiring.settings.server(server_name)
     chosen = _anywhere(wiring, server_name) if target == "random" else _planned(wiring, server_name, target)
     settings = wiring.settings.needs_restore()
+    refuse_cold(chosen, hint=f"a test restore thaws nothing by itself: `backupd thaw {server_name} --to "
+                             f"{chosen.target}`, and test it then; or keep backups that are tested elsewhere, too")
     unsealer = wiring.unsealer()
     record = wiring.catalog.backups.get(chosen.backup_id)
     trial = _trial(wiring, chosen, record)
@@ -84,6 +88,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         target=chosen.target if target == "random" else target, started_at=started_at, finished_at=wiring.clock(),
         phases=merged(phases), checks=checks, tables_compared=compared, error=trouble, obstacle=obstacle)
     wiring.catalog.proofs.add(proof)
+    after_job(wiring)
     return proof
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from backupd.app.coldness import refuse_cold, with_thaw
 from backupd.app.dependence import require_keys
 from backupd.app.settings import ServerSettings
 from backupd.app.targets import history
+from backupd.app.thawgate import ThawGate
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.binlog import ReplayMethod
@@ -20,6 +22,7 @@ from backupd.model.progress import Report
 from backupd.model.proof import Phase, Witness
 from restore import executor
 from restore.executor import RestoreOutcome, RestoreSpec
+from restore.gate import NO_GATE, Gate
 from restore.plan import Plan, Rate
 from restore.planner import Preferences, make_plan
 from restore.points import same_gtid
@@ -34,17 +37,21 @@ _NO_BYTES = 1e18
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How binary logs are replayed. ``exclude``: GTIDs of transactions to leave out; ``replay_with``: the method, None
-    for the planner's choice."""
+    """How binary logs are replayed, and what is done about archive classes. ``exclude``: GTIDs of transactions to leave
+    out; ``replay_with``: the method, None for the planner's choice. ``thaw``: the tier to thaw at, "" for what is
+    configured; a restore thaws nothing without one. ``days``: how long that stays, 0 for what is configured."""
 
     exclude: tuple[str, ...] = ()
     replay_with: ReplayMethod | None = None
+    thaw: str = ""
+    days: int = 0
 
     @classmethod
-    def of(cls, exclude: Sequence[str], replay_with: str | None) -> Wishes:
+    def of(cls, exclude: Sequence[str], replay_with: str | None, thaw: str | None = None, days: int | None = None,
+           ) -> Wishes:
         """Raises UsageError for what is not the GTID of one transaction."""
         return cls(tuple(dict.fromkeys(one_gtid(text) for text in exclude)),
-                   ReplayMethod(replay_with) if replay_with else None)
+                   ReplayMethod(replay_with) if replay_with else None, thaw or "", days or 0)
 
 
 NO_WISHES = Wishes()
@@ -52,9 +59,10 @@ NO_WISHES = Wishes()
 
 def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *, start: bool = False,
          verify: bool = False, wishes: Wishes = NO_WISHES, base: str | None = None,
-         dumps: Collection[str] | None = None) -> Plan:
+         dumps: Collection[str] | None = None, cold: bool = True) -> Plan:
     """What a restore to ``target`` would do, from the backup ``base`` where one is given. With ``dumps`` from a logical
     backup, which then counts as a full one with its place in the binary log, and none of these ids. Moves nothing.
+    ``cold`` False: whether something has to be thawed first is not asked.
     Raises UsageError, NotFoundError, RefusedError; and where a sealed index has to be read, KeyUnusableError,
     DamagedError."""
     server = wiring.settings.server(server_name)
@@ -74,7 +82,8 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
         error.detail = "\n".join([*([error.detail] if error.detail else []), *_left_out(wiring, records)])
         raise
     left_out = _left_out(wiring, [record for record in records if record.id in found.chain])
-    return replace(found, warnings=(*found.warnings, *left_out))
+    found = replace(found, warnings=(*found.warnings, *left_out))
+    return with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days) if cold else found
 
 
 def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool, mode: str,
@@ -90,6 +99,7 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
     chosen = plan(wiring, server_name, wanted, datadir, start=start, wishes=wishes, base=base)
     settings = wiring.settings.needs_restore()
     require_keys(wiring, server_name, chosen.chain)
+    gate = gate_of(wiring, chosen, wishes)
     record = wiring.catalog.backups.get(chosen.backup_id)
     row = _begin(wiring, chosen, datadir)
     spec = RestoreSpec(
@@ -101,7 +111,7 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
         outcome = executor.execute(
             spec, destinations=sources(wiring, chosen), archives=archives(wiring, chosen),
             unsealer=wiring.unsealer(), clock=wiring.clock, report=report,
-            on_phase=lambda phase: _note(wiring, row.id, phase))
+            on_phase=lambda phase: _note(wiring, row.id, phase), gate=gate)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt | CancelledError)
         text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
@@ -110,6 +120,15 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
         raise
     wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
     return replace(outcome, warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings))))
+
+
+def gate_of(wiring: Wiring, chosen: Plan, wishes: Wishes) -> Gate:
+    """What a restore waits at; with a tier it asks now for what is archived. Raises ArchivedError without one, where
+    something has to be thawed."""
+    if wishes.thaw:
+        return ThawGate(wiring, chosen, wishes.thaw, wishes.days)
+    refuse_cold(chosen)
+    return NO_GATE
 
 
 def _going_on(server: str, target: str, datadir: Path) -> tuple[str, str | None]:
@@ -145,10 +164,15 @@ def templates(wiring: Wiring) -> Path:
 
 
 def archives(wiring: Wiring, chosen: Plan) -> list[Destination]:
-    """Destinations that may hold binary logs of the plan, those with the backup first."""
+    """Destinations that may hold binary logs of the plan, those with the backup first, those where they are archived
+    last."""
     holding = [run.destination for run in wiring.catalog.binlogs.runs(chosen.server)] if chosen.replay else []
-    names = [*chosen.destinations, *(name for name in holding if name in wiring.settings.destinations)]
-    return [wiring.destination(name) for name in dict.fromkeys(names)]
+    configured = wiring.settings.destinations
+    names = [*chosen.destinations, *(name for name in holding if name in configured)]
+    retrieval = wiring.settings.configuration.archive.prices.as_prices().retrieval
+    ordered = sorted(dict.fromkeys(names), key=lambda name: configured[name].kept_in(logs=True) in retrieval and bool(
+        retrieval[configured[name].kept_in(logs=True)]))
+    return [wiring.destination(name) for name in ordered]
 
 
 def statements(server: ServerSettings) -> tuple[str, ...]:

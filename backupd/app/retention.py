@@ -7,8 +7,9 @@ somebody confirmed it: an empty or changed policy must not cost a history.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -17,20 +18,23 @@ from backupd.app.adopt import adopt_unknown
 from backupd.app.deletion import DELETED, mark_copy, reconcile, sweep_locked
 from backupd.app.keeping import holds_of, kept_anywhere
 from backupd.app.logretention import Archive, Cleared, archive, clear, settled, stranded
+from backupd.app.minimums import logs_minimum, minimum_of
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.errors import BackupdError, DestinationFullError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
+from backupd.model.job import JobKind, JobState
 from backupd.model.proof import FAILED, PROVED
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
 from backupd.retention.view import Stored, View
 from backupd.transfer.collect import living_intents, living_pins
+from backupd.transfer.inventory import backup_ids
 from backupd.transfer.keeping import Kept
-from backupd.transfer.remove import marked
+from backupd.transfer.remove import mark, marked
 from policies.schema import Keep
-from storage.destination import Destination
+from storage.destination import Capability, Destination
 
 REASON = "retention: "
 """What the reason of a mark begins with that the rules put."""
@@ -70,6 +74,16 @@ def preview(wiring: Wiring, server: str, *, now: datetime, future: Sequence[Stor
                  for name in _places(wiring, server, records))
 
 
+def foresee(wiring: Wiring, server: str, place: str, *, now: datetime, future: Sequence[Stored],
+            sources: Collection[str]) -> Decisions:
+    """What the rules of ``place`` would say, did it hold the backups ``future``, too, and the binary logs of
+    ``sources``; changes nothing."""
+    records = wiring.catalog.backups.list(server)
+    logs = archive(wiring, server, records)
+    here = tuple(replace(run, destination=place) for run in logs.runs if run.destination in {place, *sources})
+    return _decide(wiring, server, place, records, now, future, replace(logs, runs=here))
+
+
 def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> Applied:
     """Mark what expired, sweep what is due. ``really``: also when it is more than half of all there is.
 
@@ -96,14 +110,14 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         decided = [(destination, _decide(wiring, server, destination.name, records, wiring.clock(), (), logs))
                    for destination in opened]
         if not really:
-            _refuse_mass(wiring, [decisions for _destination, decisions in decided], run)
+            _refuse_mass(wiring, decided, run)
         expired: dict[str, tuple[str, ...]] = {}
         cleared: dict[str, Cleared] = {}
         for destination, decisions in decided:
             run.check()
             run.fence()
             _tell_stopped(wiring, decisions, run)
-            expired[destination.name] = _mark_expired(wiring, destination, decisions, records)
+            expired[destination.name] = _mark_expired(wiring, destination, decisions, records, confirmed=really)
             held += sweep_locked(wiring, destination).held
             cleared[destination.name] = clear(wiring, destination, decisions, run)
             held += cleared[destination.name].held
@@ -116,6 +130,8 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
     """Apply the rules of every server at a full destination, as if the run that filled it did not exist, and sweep what
     they expired without waiting for the grace period, the oldest chain first, until ``needed_bytes`` are free (0: all
     of it). What a person marked waits as ever. Is there room now that was not there before?
+
+    Where nobody knows how much room there is, only what is due anyway is removed.
     """
     with wiring.removing():
         destination = _opened(wiring, destination_name)
@@ -123,6 +139,8 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
         reconcile(wiring, destination)
         # First of all what the failed run left: a mark needs room, too.
         removed = sweep_locked(wiring, destination).backups
+        if Capability.SPACE not in destination.capabilities:
+            return bool(removed)  # nobody can tell when to stop, so nothing goes before its time
         decided: list[Decisions] = []
         logs = 0
         for server in wiring.catalog.backups.servers():
@@ -131,7 +149,7 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
             decisions = _decide(wiring, server, destination_name, records, wiring.clock(), (),
                                 archive(wiring, server, records))
             try:
-                _refuse_mass(wiring, [decisions], run)
+                _refuse_mass(wiring, [(destination, decisions)], run)
             except RefusedError:
                 continue  # told as an event; the other servers may have enough to give
             _tell_stopped(wiring, decisions, run)
@@ -161,6 +179,13 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
     that says what to do when nothing may be deleted."""
     if make_room(wiring, error.destination, 0, run):
         return
+    if Capability.SPACE not in wiring.destination(error.destination).capabilities:
+        raise DestinationFullError(
+            f"destination {error.destination} says that it is full, and does not tell how much room it has",
+            detail=f"{error.message}\nwhat has expired there goes after its grace period, as ever: nobody could tell "
+                   "when enough of it is gone", destination=error.destination,
+            hint=f"raise the quota of {error.destination}, or shorten its rules in the policy; `backupd backups delete "
+                 "ID --now` removes one that you can do without") from error
     told = []
     for server in wiring.catalog.backups.servers():
         records = wiring.catalog.backups.list(server)
@@ -183,8 +208,8 @@ def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[
     """What the rules have marked here, by the full backup it builds on, the oldest first."""
     by_id = {record.id: record for record in wiring.catalog.backups.list()}
     chains: dict[str, set[tuple[str, str]]] = {}
-    for owner, mark in marked(destination).items():
-        if mark.reason.startswith(REASON):
+    for owner, note in marked(destination).items():
+        if note.reason.startswith(REASON):
             root = owner[1]
             seen = {root}
             while (record := by_id.get(root)) is not None and record.parent in by_id and record.parent not in seen:
@@ -246,7 +271,8 @@ def _decide(wiring: Wiring, server: str, place: str, records: Sequence[BackupRec
     kept = kept_anywhere(wiring)
     view = View(server, place, (*_stored(wiring, server, place, records, kept, logs), *future),
                 runs=logs.at(place, records), branches=logs.branches, being_read=reading, built_on=building,
-                unconfigured=unconfigured, hold="; ".join(hold.text for hold in holds_of(kept, server)))
+                unconfigured=unconfigured, hold="; ".join(hold.text for hold in holds_of(kept, server)),
+                logs_minimum=logs_minimum(wiring, place))
     return settled(wiring, solve(view, keep, now=now, zone=ZoneInfo(zone)), logs.branches)
 
 
@@ -258,7 +284,8 @@ def _stored(wiring: Wiring, server: str, place: str, records: Iterable[BackupRec
                usable=copy.state == "complete", pinned=(server, record.id) in kept.backups,
                proved_at=proved.get(record.id), restored_at=restored.get(record.id),
                marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored,
-               place=logs.places.get(record.id), table_set=record.table_set, missing=record.tables_missing)
+               place=logs.places.get(record.id), table_set=record.table_set, missing=record.tables_missing,
+               minimum=minimum_of(wiring, copy, record.stats))
         for record in records for copy in record.copies if copy.destination == place)
 
 
@@ -279,12 +306,14 @@ def _proofs(wiring: Wiring, server: str) -> tuple[dict[str, datetime], dict[str,
 
 
 def _in_use(wiring: Wiring, server: str, place: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Ids that restores read, and that running backups build on. Nothing where the destination cannot be asked: then
+    """Ids that restores read, or that are being thawed for one, and that running backups build on. Nothing where the destination cannot be asked: then
     nothing can be marked there either."""
     try:
         destination = _opened(wiring, place)
         now = wiring.clock()
         reading = {name for lease in living_pins(destination, now) for owner, name in lease.backups if owner == server}
+        reading |= {part for job in wiring.catalog.jobs.list(server, kind=JobKind.THAW, state=JobState.WAITING)
+                    for part in job.arguments["parts"]}
         building = {name for lease in living_intents(destination, now) for name in lease.parents}
     except BackupdError:
         return frozenset(), frozenset()
@@ -292,13 +321,20 @@ def _in_use(wiring: Wiring, server: str, place: str) -> tuple[frozenset[str], fr
 
 
 def _mark_expired(wiring: Wiring, destination: Destination, decisions: Decisions,
-                  records: Iterable[BackupRecord]) -> tuple[str, ...]:
+                  records: Iterable[BackupRecord], *, confirmed: bool = False) -> tuple[str, ...]:
     """Newest first, so that what builds on another is marked before it. What the catalog calls deleted and nobody has
-    marked, because the process died, is marked now; its grace period begins."""
+    marked, because the process died, is marked now; its grace period begins. ``confirmed``: so many at once are right,
+    and those that the rules marked before, too."""
     by_id = {record.id: record for record in records}
     for decision in decisions.expired:
-        mark_copy(wiring, destination, by_id[decision.backup.id], REASON + "; ".join(decision.reasons))
+        mark_copy(wiring, destination, by_id[decision.backup.id], REASON + "; ".join(decision.reasons),
+                  confirmed=confirmed)
     notes = marked(destination, decisions.server)
+    if confirmed:
+        for (server, name), note in notes.items():
+            if note.reason.startswith(REASON) and not note.confirmed:
+                with suppress(NotFoundError):  # gone in this moment
+                    mark(destination, server, name, note.at, confirmed=True)
     for decision in decisions.backups:
         name = decision.backup.id
         if decision.backup.marked and not decision.keep and (decisions.server, name) not in notes:
@@ -306,16 +342,19 @@ def _mark_expired(wiring: Wiring, destination: Destination, decisions: Decisions
     return tuple(decision.backup.id for decision in decisions.expired)
 
 
-def _refuse_mass(wiring: Wiring, found: Iterable[Decisions], run: JobRun) -> None:
+def _refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], run: JobRun) -> None:
     told = []
-    for decisions in found:
+    for destination, decisions in found:
         alive = sum(1 for decision in decisions.backups if not decision.backup.marked)
+        place = f"at destination {decisions.destination}"
         if len(decisions.expired) > _MANY and 2 * len(decisions.expired) > alive:
             share = f"{len(decisions.expired)} of {alive} backups of {decisions.server}"
-            told.append((decisions, f"{share} at destination {decisions.destination} would expire at once"))
+            told.append((decisions, f"{share} {place} would expire at once"))
         elif len(points := stranded(decisions)) > _MANY:
             logs = f"the binary logs behind {len(points)} backups of {decisions.server} that stay"
-            told.append((decisions, f"{logs} at destination {decisions.destination} would go at once"))
+            told.append((decisions, f"{logs} {place} would go at once"))
+        elif decisions.expired and (braked := _braked(wiring, destination, decisions)):
+            told.append((decisions, braked))
     if not told:
         return
     server = told[0][0].server
@@ -324,8 +363,22 @@ def _refuse_mass(wiring: Wiring, found: Iterable[Decisions], run: JobRun) -> Non
     for decisions, text in told:
         names = [one.backup.id for one in decisions.expired] or stranded(decisions)
         _refuse(wiring, decisions, run, text, ", ".join(names), hint)
-    raise RefusedError("retention was not applied: more than half of what there is would go",
-                       detail="\n".join(text for _decisions, text in told), hint=hint)
+    raise RefusedError("retention was not applied: more than half of what there is, or more than may go in a day, "
+                       "would go at once", detail="\n".join(text for _decisions, text in told), hint=hint)
+
+
+def _braked(wiring: Wiring, destination: Destination, decisions: Decisions) -> str:
+    """What to say when all that rules let go at this destination within a day, of any server and by any installation,
+    would be too much with these; empty when it is not."""
+    brake = wiring.settings.brake
+    present = backup_ids(destination)
+    rules = {owner: note.at for owner, note in marked(destination).items() if not note.confirmed}
+    rules |= {(decisions.server, one.backup.id): wiring.clock() for one in decisions.expired}
+    if not brake.holds(rules, present):
+        return ""
+    return (f"{len(decisions.expired)} backups of {decisions.server} at destination {decisions.destination} would "
+            f"expire, and with what other rules marked there within a day that is {brake.most(rules, present)} of "
+            f"{len(present)} backups, where {brake.limit(len(present))} may go (retention.brake in the configuration)")
 
 
 def _tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:

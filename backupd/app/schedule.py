@@ -32,7 +32,7 @@ from backupd.app.settings import Settings
 from backupd.model.job import JobKind
 from policies.cron import parse_cron
 from policies.fields import every
-from policies.schema import Policy
+from policies.schema import Policy, Verify
 from policies.window import WindowTimes, parse_window
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -127,12 +127,17 @@ def legs_of(policy: Policy, server: str, zone: str) -> tuple[Leg, ...]:
         found.append(leg("test_restore", policy.test_restore.schedule, JobKind.TEST_RESTORE,
                          arguments={"target": policy.test_restore.target}))
     if policy.verify is not None:
-        found.append(leg("verify", policy.verify.schedule, JobKind.VERIFY, arguments={"subset": policy.verify.subset}))
+        found.append(leg("verify", policy.verify.schedule, JobKind.VERIFY, arguments=_verification(policy.verify)))
     if policy.witness.schedule:
         found.append(leg("witness", policy.witness.schedule, JobKind.WITNESS))
     if policy.retention:
         found.append(leg("retention", HOUSEKEEPING, JobKind.RETENTION))
     return tuple(found)
+
+
+def _verification(verify: Verify) -> dict[str, Any]:
+    period = {"period": verify.period.total_seconds()} if verify.period is not None else {}
+    return {"subset": verify.subset, **period}
 
 
 def all_legs(settings: Settings) -> tuple[Leg, ...]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from backupd.app import config, deletion, holds, jobs, logs, retention, verification
-from backupd.app.actions import of_proof, of_verification, perform, run_claimed
+from backupd.app.actions import of_proof, of_replication, of_verification, perform, run_claimed
+from backupd.app.bootstrap import Copied, write_copies
 from backupd.app.checkup import check
 from backupd.app.deletion import Deleted
 from backupd.app.explain import Explanation, explain_here
@@ -19,14 +20,19 @@ from backupd.app.jobs import run_here
 from backupd.app.keys import Issued, KeyState, answer, challenge
 from backupd.app.keys import keys as list_keys
 from backupd.app.logstatus import LogStatus, status
+from backupd.app.protection import with_protection
 from backupd.app.proving import test_restore
+from backupd.app.rebuild import Rebuilt, rebuild
+from backupd.app.replication import Replicated, bring_up_to_date
 from backupd.app.restores import Wishes, plan, restore
 from backupd.app.retention import Applied
 from backupd.app.search import Found, search
 from backupd.app.settings import held_settings, load_settings
 from backupd.app.tables import Leftover, leftovers, plan_tables, restore_tables
 from backupd.app.tableways import TableWishes
+from backupd.app.thawing import Thawed, raised, thaw_for, thaws
 from backupd.app.timeline import timeline
+from backupd.app.vouching import Vouched, vouch
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding
 from backupd.catalog.session import open_catalog, upgrade
@@ -38,6 +44,7 @@ from backupd.model.hold import Hold, HoldKind
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.progress import Report
 from backupd.model.proof import Proof
+from backupd.model.thaw import Thawing
 from backupd.recovery.timeline import Timeline
 from backupd.retention.decisions import Decisions
 from backupd.transfer.manifestio import load_header, load_side_file
@@ -88,6 +95,18 @@ class Service:
         """The revision the catalog's tables have now; opening the service brought them there."""
         return self._revision
 
+    def rebuild_catalog(self, destination: str, report: Report, *, merge: bool = False) -> Rebuilt:
+        """From what lies at one destination; ``merge``: into a catalog that is not empty."""
+        return rebuild(self._wiring, destination, report, merge=merge)
+
+    def copy_catalog(self) -> tuple[Copied, ...]:
+        """Catalog, configuration, proofs and RECOVER.md to every destination, now."""
+        return write_copies(self._wiring, now=True)
+
+    def sign_documents(self, destination: str) -> Vouched:
+        """Sign what lies there unsigned and is what the catalog knows."""
+        return vouch(self._wiring, destination)
+
     def check(self, server: str | None) -> list[Finding]:
         return check(self._wiring, server)
 
@@ -99,7 +118,7 @@ class Service:
         done = run_here(self._wiring, JobKind(kind), server, lambda run: perform(self._wiring, run), report=report,
                         arguments={name: value for name, value in asked.items() if value},
                         result=lambda result: result)
-        return self._wiring.catalog.backups.get(done.id)
+        return with_protection(self._wiring, [self._wiring.catalog.backups.get(done.id)])[0]
 
     def jobs(self, server: str | None, *, kind: str | None = None, state: JobState | None = None,
              limit: int | None = None) -> tuple[JobRecord, ...]:
@@ -123,10 +142,10 @@ class Service:
         """Every backup that the catalog knows, deleted ones (within their grace period) too."""
         if server is not None:
             self._wiring.settings.server(server)
-        return list(self._wiring.catalog.backups.list(server))
+        return with_protection(self._wiring, self._wiring.catalog.backups.list(server))
 
     def show(self, backup_id: str) -> BackupDetail:
-        record = self._wiring.catalog.backups.get(backup_id)
+        (record,) = with_protection(self._wiring, [self._wiring.catalog.backups.get(backup_id)])
         errors: list[BackupdError] = []
         for copy in record.copies:
             try:
@@ -177,32 +196,49 @@ class Service:
         return explain_here(self._wiring, policy, server)
 
     def plan(self, server: str, target: str, datadir: Path | None, *, exclude: Sequence[str] = (),
-             replay_with: str | None = None) -> Plan:
-        return plan(self._wiring, server, target, datadir, wishes=Wishes.of(exclude, replay_with))
+             replay_with: str | None = None, thaw: str | None = None) -> Plan:
+        """``thaw``: the tier that the plan counts with, where something has to be thawed."""
+        return plan(self._wiring, server, target, datadir, wishes=Wishes.of(exclude, replay_with, thaw))
 
     def restore(self, server: str, target: str, datadir: Path, start: bool, report: Report,
                 mode: str = "new-server", *, exclude: Sequence[str] = (), replay_with: str | None = None,
-                ) -> RestoreOutcome:
-        """``exclude``: GTIDs of transactions to leave out; ``replay_with``: ``applier`` or ``pipe``."""
+                thaw: str | None = None) -> RestoreOutcome:
+        """``exclude``: GTIDs of transactions to leave out; ``replay_with``: ``applier`` or ``pipe``; ``thaw``: thaw
+        what is archived at this tier, and wait for it."""
         return restore(self._wiring, server, target, datadir, start=start, mode=mode, report=report,
-                       wishes=Wishes.of(exclude, replay_with))
+                       wishes=Wishes.of(exclude, replay_with, thaw))
 
     def plan_tables(self, server: str, target: str, tables: Sequence[str], *, rename: str | None = None,
-                    exclude: Sequence[str] = (), source: str | None = None) -> TablePlan:
+                    exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None) -> TablePlan:
         """``tables``: patterns; ``rename``: as ``restore_tables`` takes it."""
         return plan_tables(self._wiring, server, target,
-                           TableWishes.of(tables, rename, Wishes.of(exclude, None), source))
+                           TableWishes.of(tables, rename, Wishes.of(exclude, None, thaw), source))
 
     def restore_tables(self, server: str, target: str, tables: Sequence[str], *, into: str | None = None,
                        rename: str | None = None, sql: Path | None = None, confirm: str | None = None,
                        compare: bool = False, ask: Confirm | None = None, triggers: str = "backup",
-                       exclude: Sequence[str] = (), source: str | None = None, report: Report) -> TablesOutcome:
+                       exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None,
+                       report: Report) -> TablesOutcome:
         """``into``: the server that gets them; ``rename``: other names for them; ``sql``: a folder for SQL files
         instead; ``confirm``: the name of ``into`` where live tables are replaced, or ``ask`` is asked; ``source``:
         ``logical`` or ``physical``."""
-        wanted = TableWishes.of(tables, rename, Wishes.of(exclude, None), source)
+        wanted = TableWishes.of(tables, rename, Wishes.of(exclude, None, thaw), source)
         return restore_tables(self._wiring, server, target, wanted, into=into, sql=sql, confirm=confirm,
                               compare=compare, ask=ask, triggers=Triggers(triggers), report=report)
+
+    def thaw(self, server: str, target: str, *, tier: str | None = None, days: int | None = None,
+             tables: Sequence[str] = ()) -> Thawed:
+        """Ask for what a restore to ``target`` (of ``tables`` only, where some are named) needs out of archives."""
+        wishes = Wishes.of((), None, tier, days)
+        return thaw_for(self._wiring, server, target, wishes, tables)
+
+    def thaws(self, server: str | None) -> list[tuple[JobRecord, Thawing]]:
+        """Every thaw that the catalog remembers, newest first; those that wait are looked at where it is time."""
+        return thaws(self._wiring, server)
+
+    def raise_thaw(self, job_id: str, tier: str) -> tuple[JobRecord, Thawing]:
+        """Ask for what has not come yet at a faster tier."""
+        return raised(self._wiring, job_id, tier)
 
     def leftovers(self, server: str, drop: str | None = None) -> tuple[Leftover, ...]:
         """What unfinished restores of tables left on a server; ``drop``: the id of one, or ``all``."""
@@ -220,6 +256,22 @@ class Service:
         return run_here(self._wiring, JobKind.VERIFY, server or "",
                         lambda run: verification.verify(self._wiring, server, subset, run.report), report=report,
                         arguments={"subset": subset} if subset else {}, result=of_verification)
+
+    def replicate(self, server: str | None, place: str | None, report: Report) -> tuple[Replicated, ...]:
+        """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name."""
+        wiring = self._wiring
+        done = []
+        for name in [server] if server is not None else list(wiring.settings.servers):
+            found = wiring.settings.server(name)
+            known = [*found.required, *found.others]
+            if place is not None and place not in known and server is None:
+                continue  # of those that go there
+            for one in [place] if place is not None else known:
+                done.append(run_here(
+                    wiring, JobKind.REPLICATE, name, lambda run: bring_up_to_date(
+                        wiring, run.job.server, str(run.job.arguments["destination"]), run), report=report,
+                    arguments={"destination": one}, result=of_replication))
+        return tuple(done)
 
     def fsck(self, *, repair: bool) -> verification.FsckOutcome:
         return verification.fsck(self._wiring, mend=repair)

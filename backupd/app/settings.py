@@ -13,6 +13,7 @@ from typing import Any
 
 from backupd.engine.client import Connection
 from backupd.model.errors import ConfigurationError, NotFoundError, Problem
+from backupd.transfer.brake import Brake
 from policies.configuration import Alerts, Api, Configuration, DestinationSettings, Encryption, Restore, Server
 from policies.load import Loaded, load, revived
 from policies.problems import suggestion
@@ -129,6 +130,11 @@ class Settings:
     @property
     def restore(self) -> Restore | None:
         return self.configuration.restore
+
+    @property
+    def brake(self) -> Brake:
+        """What rules may mark within a day at one destination."""
+        return Brake(self.configuration.retention.brake.share, self.configuration.retention.brake.count)
 
     @property
     def alerts(self) -> Alerts:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from backupd.app.incidents import DESTINATION, PURGE, SPOOL, STREAM, Incidents, Pair
 from backupd.app.logs import say
@@ -37,11 +37,24 @@ STOPPED = "stopped"
 Told = Callable[[Incidents], object]
 
 
+class Follower(Protocol):
+    """Brings what is stored to ``place``, one of the others. ``standing``: ``behind_since``, ``error``."""
+
+    place: str
+
+    def standing(self) -> Mapping[str, Any]: ...
+
+    def start(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+
 class StreamReport:
     """``heard`` from any thread, everything else from one."""
 
     def __init__(self, server: ServerSettings, scribe: Scribe, recorder: CatalogRecorder, spool: Spool, clock: Clock,
-                 ) -> None:
+                 followers: Sequence[Follower] = ()) -> None:
+        self.followers = tuple(followers)
         self._server, self._scribe, self._recorder, self._spool = server, scribe, recorder, spool
         self._clock = clock
         self._started_at = clock()
@@ -93,6 +106,8 @@ class StreamReport:
                 "error": (one.error if one else "") or troubles.get(name, ""),
                 "confirmed_at": format_time(confirmed.at) if confirmed else None,
                 "lag_seconds": round(max(0.0, (now - confirmed.at).total_seconds()), 3) if confirmed else None}
+        destinations |= {follower.place: {"bytes_behind": None, "confirmed_at": None, "lag_seconds": None,
+                                          **follower.standing()} for follower in self.followers}
         return {**status.as_json(), "pid": os.getpid(), "owner": owner(), "started_at": format_time(self._started_at),
                 "spool_bytes": self._spool.bytes(), "max_spool_bytes": self._leg_bytes(), "rss_bytes": _resident(),
                 "destinations": destinations, "trouble": troubles.get("", "")}

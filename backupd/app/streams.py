@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
+from backupd.app.logfollow import LogFollower
 from backupd.app.logs import say
 from backupd.app.recollection import Recollection
 from backupd.app.scribe import Scribe
@@ -119,7 +120,8 @@ class StreamRun:
             recorder = CatalogRecorder(name, self._scribe, wiring.clock)
             source = BinlogSource(self._server.connection(), marker=lambda datadir: restored_by(Path(datadir)))
             tool = binlog_tool(self._flavour(source), paths=wiring.settings.programs)
-            report = StreamReport(self._server, self._scribe, recorder, self._spool, wiring.clock)
+            followers = [LogFollower(wiring, self._server, place, self._stop) for place in self._server.others]
+            report = StreamReport(self._server, self._scribe, recorder, self._spool, wiring.clock, followers)
             wanted = self._wanted()
             archiver = stack.enter_context(Archiver(self._spool, destinations, sealer, recorder,
                                                     checkpoint=self._policy.checkpoint, clock=wiring.clock,
@@ -134,12 +136,16 @@ class StreamRun:
             recollection = Recollection(name, wiring.settings.catalog, destinations, self._spool, self._stop,
                                         wiring.clock)
             recollection.start()
+            for follower in report.followers:
+                follower.start()
             try:
                 self._keep_going(streamer, archiver, recorder, report, recollection, once=once)
             finally:
                 self._stop.set()
                 thread.join(UNWIND)
                 recollection.join(PATIENCE)
+                for follower in report.followers:
+                    follower.join(PATIENCE / len(report.followers))
                 report.over(streamer.status(), archiver.behind())
             say("stream-stopped", "bye", server=name)
 

@@ -239,7 +239,7 @@ def _basis(settings: Settings, name: str) -> str:
     server, configuration = settings.server(name), settings.configuration
     policy = server.policy
     parts = [server.config, policy.binlog, policy.destinations, policy.objectives, policy.limits,
-             *server.required.values(), configuration.encryption]
+             *server.required.values(), *server.others.values(), configuration.encryption]
     texts = [part.model_dump_json() for part in parts if part is not None]
     return json.dumps([*texts, str(settings.spool), settings.catalog, dict(settings.programs)])
 

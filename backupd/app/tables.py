@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from backupd.app.dependence import require_keys
-from backupd.app.restores import archives, sources, templates
+from backupd.app.restores import archives, gate_of, sources, templates
 from backupd.app.tableways import TableWishes, chosen_way
+from backupd.app.thawgate import parts_of
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.engine.client import Connection
 from backupd.model.clock import format_time
@@ -72,6 +73,9 @@ def restore_tables(
     chosen, way = chosen_way(wiring, server_name, target, wanted)
     _refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
     require_keys(wiring, server_name, chosen.base.chain)
+    gate = gate_of(wiring, chosen.base, wanted.wishes)
+    for part in parts_of(chosen.base):  # of these tables there is little, and all of it is needed before they are rows
+        gate.wait(part, report, lambda: False)
     row = _begin(wiring, chosen, _place(chosen, into, sql, wanted, triggers))
     spec = TablesSpec(
         restore_id=row.id, server=server_name, target=target, way=chosen.chosen.way, chain=chosen.base.chain,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from backupd.app.coldness import with_thaw
 from backupd.app.restores import NO_WISHES, Wishes, measured_rates, plan, sources
 from backupd.app.settings import ServerSettings
 from backupd.app.targets import Targets
@@ -28,6 +29,7 @@ from backupd.model.table import TableName, TablePattern, fits_any
 from restore.plan import Plan
 from restore.relatives import Relatives, relatives
 from restore.sources import Loaded, load_chain, load_dump
+from restore.steps import thaw_step
 from restore.subset import subset_of, tables_in
 from restore.tablenames import Renaming, TableGoal, goals
 from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose
@@ -83,10 +85,12 @@ class TableWishes:
 @dataclass(frozen=True, slots=True)
 class Way:
     """A candidate with what its execution needs besides. ``statements``: of the transactions that are replayed, those
-    that the index has the text of. ``missing``: tables that a pattern fits and the backup could not take, and why."""
+    that the index has the text of. ``missing``: tables that a pattern fits and the backup could not take, and why.
+    ``objects``: the names of those that are fetched."""
 
     candidate: Candidate
     wanted: tuple[TableName, ...]
+    objects: frozenset[str]
     statements: tuple[Transaction, ...] = ()
     missing: Mapping[TableName, str] = field(default_factory=dict)
 
@@ -109,11 +113,21 @@ def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishe
     warnings = [f"{name.shown} is not in backup {made.base.backup_id}, and is left out: {why}"
                 for name, why in way.missing.items()]
     warnings += [f"only another way has {name.shown}" for name in sorted(names - set(way.wanted))]
-    return replace(made, goals=found, warnings=(*made.warnings, *warnings)), way
+    return _with_thaw(wiring, replace(made, goals=found, warnings=(*made.warnings, *warnings)), way, wanted), way
+
+
+def _with_thaw(wiring: Wiring, made: TablePlan, way: Way, wanted: TableWishes) -> TablePlan:
+    """The plan with what has to be thawed for these tables."""
+    before = made.base
+    base = with_thaw(wiring, before, wiring.catalog.backups.list(before.server), tier=wanted.wishes.thaw,
+                     days=wanted.wishes.days, only=way.objects)
+    steps = (thaw_step(base.thaw), *made.steps) if base.thaw is not None else made.steps
+    said = tuple(text for text in base.warnings if text not in before.warnings)
+    return replace(made, chosen=replace(made.chosen, base=base), steps=steps, warnings=(*made.warnings, *said))
 
 
 def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
-    base = plan(wiring, server_name, target, None, wishes=wanted.wishes)
+    base = plan(wiring, server_name, target, None, wishes=wanted.wishes, cold=False)
     chain, said = load_chain(server_name, base.chain, sources(wiring, base), wiring.unsealer())
     _refuse_without_rows(chain[-1], wanted.tables)
     found = _resolve(wiring, server_name, wanted, tables_in(chain[-1]), base, chain[-1].body.facts.server)
@@ -123,7 +137,7 @@ def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes
     stored, source = _bytes(cut)
     rows = max(0, source - _bytes(nothing)[1])
     return Way(Candidate(Source.PHYSICAL, _narrowed(base, found), found.needed, stored, source, rows,
-                         (*base.warnings, *said, *found.remarks)), found.wanted, found.statements)
+                         (*base.warnings, *said, *found.remarks)), found.wanted, _objects(cut), found.statements)
 
 
 def _refuse_without_rows(loaded: Loaded, patterns: Sequence[TablePattern]) -> None:
@@ -151,7 +165,8 @@ def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes)
     partial: Way | None = None
     for _ in range(_MOST_TRIES):
         try:
-            base = plan(wiring, server_name, target, None, wishes=wanted.wishes, dumps=frozenset(lacking))
+            base = plan(wiring, server_name, target, None, wishes=wanted.wishes, dumps=frozenset(lacking),
+                        cold=False)
             loaded, said = load_dump(server_name, base.backup_id, sources(wiring, base), wiring.unsealer())
         except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
             if partial is not None:
@@ -192,7 +207,8 @@ def _dumped(wiring: Wiring, server_name: str, wanted: TableWishes, base: Plan, l
             detail="\n".join(f"{table.name.shown}: {table.reason or table.outcome}" for table in broken[:20]))
     found = _resolve(wiring, server_name, wanted, there, base, facts.server)
     needed = frozenset(found.needed)
-    stored, source = _bytes([part_of_dump(loaded, lambda name: name in needed)])
+    part = part_of_dump(loaded, lambda name: name in needed)
+    stored, source = _bytes([part])
     rows = sum(table.bytes for table in facts.dump.dumped if table.name in needed)
     missing = {table.name: table.reason for table in broken
                if table.outcome is Outcome.FAILED and table.name not in found.wanted}
@@ -200,7 +216,7 @@ def _dumped(wiring: Wiring, server_name: str, wanted: TableWishes, base: Plan, l
                if table.outcome is Outcome.SKIPPED and table.name not in found.wanted]
     return Way(Candidate(Source.LOGICAL, _narrowed(base, found), found.needed, stored, source, rows,
                          (*base.warnings, *said, *found.remarks, *skipped), tuple(missing)),
-               found.wanted, found.statements, missing)
+               found.wanted, _objects([part]), found.statements, missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +293,10 @@ def _narrowed(base: Plan, found: _Resolved) -> Plan:
     if base.replay is None:
         return base
     return replace(base, replay=replace(base.replay, tables=tuple(str(name) for name in found.needed)))
+
+
+def _objects(chain: Iterable[Loaded]) -> frozenset[str]:
+    return frozenset(item.name for loaded in chain for item in loaded.header.objects)
 
 
 def _bytes(chain: Iterable[Loaded]) -> tuple[int, int]:

@@ -43,7 +43,8 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
         predicted_rto=timedelta(seconds=plan.seconds) if plan else None,
         objectives=Objectives(promised.rpo, promised.rto) if promised else None,
         troubles=_troubles(server, said[0], now) if said and is_streamed else None,
-        warnings=_of_stream(server_name, said, now) if is_streamed else ())
+        warnings=_of_stream(server_name, said, now) if is_streamed else (),
+        places=server.others if server.usable else ())
 
 
 def _of_stream(server: str, said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> Iterator[str]:

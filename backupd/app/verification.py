@@ -2,104 +2,84 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from backupd.app.adopt import adopt_unknown
 from backupd.app.deletion import sweep_destination
 from backupd.app.jobs import abandon_dead
-from backupd.app.logcheck import examine_logs, repair_logs, verify_logs
-from backupd.app.wiring import Wiring, worker_count
+from backupd.app.logcheck import examine_logs, repair_logs
+from backupd.app.rotation import Rotation
+from backupd.app.scrubbing import Read, scrub_server
+from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupRecord, BackupState
-from backupd.model.errors import DestinationError, NotFoundError
-from backupd.model.manifest import Header
 from backupd.model.progress import Report
 from backupd.transfer.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
-from backupd.transfer.inventory import backup_ids, read
+from backupd.transfer.inventory import backup_ids
 from backupd.transfer.manifestio import load_body
 from backupd.transfer.remove import marks
-from backupd.transfer.scrub import Damage, Scrubbed, scrub
-from storage import layout, objects
+from backupd.transfer.scrub import Damage
 from storage.destination import Destination
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutcome:
     """``backups`` that were looked at, ``objects`` and ``bytes`` re-read, and every damage found; ``binlogs``: copies
-    of archived binary logs that were looked at."""
+    of archived binary logs that were looked at; ``cold``: files in archive classes, of which only the place's own
+    checksum was compared; ``unseen``: those of them that have none; ``samples``: what of them is thawed to be read."""
 
     backups: tuple[str, ...]
     objects: int
     bytes: int
     damages: tuple[Damage, ...]
     binlogs: int = 0
+    cold: int = 0
+    unseen: int = 0
+    samples: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return not self.damages
+        """Is nothing damaged that could not be put right?"""
+        return all(damage.repaired_from for damage in self.damages)
 
     def as_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "backups": list(self.backups), "binlogs": self.binlogs, "objects": self.objects,
-                "bytes": self.bytes, "damages": [damage.as_json() for damage in self.damages]}
+                "bytes": self.bytes, "damages": [damage.as_json() for damage in self.damages], "cold": self.cold,
+                "unseen": self.unseen, "samples": list(self.samples)}
 
 
-def verify(wiring: Wiring, server: str | None, subset: float | None, report: Report) -> VerifyOutcome:
+def verify(wiring: Wiring, server: str | None, subset: float | None, report: Report, *,
+           period: timedelta | None = None) -> VerifyOutcome:
     """Re-read the stored bytes of all backups and binary logs (of ``server``) at every destination.
 
-    ``subset``: share of the objects to read, 0 to 1; the share changes every day, so that as many days read all.
-    Damaged objects are quarantined (the next backup stores their content afresh) and the copies that need them marked.
+    ``subset``: share of the objects to read, 0 to 1, the ones that were not read for longest; ``period``: as many as it
+    takes to read all of them within this time. Without both, everything. Damage is put right from another destination's
+    copy; where there is none, damaged objects are quarantined (the next backup stores their content afresh) and the
+    copies that need them marked.
     """
     if server is not None:
         wiring.settings.server(server)
-    seen: set[str] = set()
-    results: list[Scrubbed] = []
-    binlogs = 0
+    rotation = Rotation(subset, period)
     usable = wiring.usable_destinations()
+    results: list[Read] = []
     for destination in usable:
-        headers, damages = _headers(destination, server)
-        turns = max(1, round(1 / subset)) if subset else 1
-        turn = wiring.clock().toordinal() % turns
-        scrubbed = scrub(destination, headers, report=report, workers=worker_count(8), turns=turns, turn=turn)
-        names = {header.backup_id for header in headers} | {name for item in damages for name in item.backups}
-        found = _still_there(destination, (*damages, *scrubbed.damages, *_missing(wiring, destination, server, names)))
-        found = _record(wiring, destination, names, found, whole=turns == 1)
-        if turns == 1:
-            _release(destination, headers, found)
-        seen |= names
-        results.append(Scrubbed(scrubbed.objects, scrubbed.bytes, found))
-        logs, count = verify_logs(wiring, destination, server, report=report, workers=worker_count(8), turns=turns,
-                                  turn=turn)
-        results.append(logs)
-        binlogs += count
-    results.append(Scrubbed(0, 0, _out_of_reach(wiring, server, {destination.name for destination in usable})))
-    return VerifyOutcome(tuple(sorted(seen)), sum(r.objects for r in results), sum(r.bytes for r in results),
-                         tuple(damage for r in results for damage in r.damages), binlogs)
+        for owner in [server] if server is not None else _servers(wiring, destination):
+            results.append(scrub_server(wiring, destination, owner, rotation, report))
+    gone = _out_of_reach(wiring, server, {destination.name for destination in usable})
+    names = {name for one in results for name in one.backups}
+    return VerifyOutcome(
+        tuple(sorted(names)), sum(one.objects for one in results), sum(one.bytes for one in results),
+        (*(damage for one in results for damage in one.damages), *gone), sum(one.binlogs for one in results),
+        sum(one.cold for one in results), sum(one.unseen for one in results),
+        tuple(one.sample for one in results if one.sample))
 
 
-def _headers(destination: Destination, server: str | None) -> tuple[list[Header], list[Damage]]:
-    headers: list[Header] = []
-    damages: list[Damage] = []
-    for owner in backup_ids(destination, server):
-        found = read(destination, *owner)
-        if found is None:
-            continue
-        if isinstance(found.header, Header):
-            headers.append(found.header)
-        else:
-            damages.append(Damage(destination.name, layout.manifest_key(*owner), found.header.detail, (owner[1],)))
-    return headers, damages
-
-
-def _missing(wiring: Wiring, destination: Destination, server: str | None, seen: set[str]) -> list[Damage]:
-    """Backups that the catalog expects at ``destination`` and whose manifest is not there."""
-    return [
-        Damage(destination.name, layout.manifest_key(record.server, record.id), "missing", (record.id,))
-        for record in wiring.catalog.backups.list(server)
-        if record.state is not BackupState.DELETED and record.id not in seen
-        and any(copy.destination == destination.name and copy.state != "deleted" for copy in record.copies)
-    ]
+def _servers(wiring: Wiring, destination: Destination) -> list[str]:
+    """Of whom something is there, or should be."""
+    found = {owner for owner, _id in backup_ids(destination)} | set(wiring.catalog.binlogs.servers())
+    return sorted(found | {record.server for record in wiring.catalog.backups.list() if any(
+        copy.destination == destination.name for copy in record.copies)})
 
 
 def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple[Damage, ...]:
@@ -114,65 +94,6 @@ def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple
         Damage(name, "", "not mounted, not configured or no repository: nothing was read there, and nothing was marked",
                tuple(backups))
         for name, backups in sorted(names.items()))
-
-
-def _still_there(destination: Destination, damages: Iterable[Damage]) -> tuple[Damage, ...]:
-    """Without what belongs only to backups that were deleted while they were being read."""
-    gone_now = {name for damage in damages for name in damage.backups}
-    present = {backup_id for _server, backup_id in backup_ids(destination)}
-    gone_now -= present
-    return tuple(damage for damage in damages
-                 if set(damage.backups) - gone_now or damage.key.endswith(f"/{layout.MANIFEST}"))
-
-
-def _record(wiring: Wiring, destination: Destination, names: Iterable[str], damages: tuple[Damage, ...], *,
-            whole: bool) -> tuple[Damage, ...]:
-    """Mark the copies; put damaged objects into quarantine where the destination can still be written."""
-    hit = {name for damage in damages for name in damage.backups}
-    for name in {*names, *hit}:
-        if name in hit:
-            _mark_damaged(wiring, name, destination.name)
-        elif whole:
-            _mark_verified(wiring, name, destination.name)
-    told = []
-    for damage in damages:
-        if damage.key.startswith(layout.OBJECTS):
-            try:
-                objects.quarantine(destination, layout.name_in(damage.key), damage.problem, wiring.clock())
-            except DestinationError as error:
-                damage = replace(damage, problem=f"{damage.problem}; not put into quarantine: {error.message}")  # noqa: PLW2901  the same damage, told better
-        told.append(damage)
-    return tuple(told)
-
-
-def _release(destination: Destination, headers: Iterable[Header], damages: Iterable[Damage]) -> None:
-    """Objects that were read again and are good need no quarantine."""
-    bad = {layout.name_in(damage.key) for damage in damages if damage.key}
-    read_now = {item.name for header in headers for item in header.objects}
-    for name in objects.quarantined(destination) & read_now - bad:
-        # On a destination that cannot be written the note stays; it costs room, and must not hide what was found.
-        with contextlib.suppress(DestinationError):
-            objects.release(destination, name)
-
-
-def _mark_damaged(wiring: Wiring, backup_id: str, destination: str) -> None:
-    try:
-        wiring.catalog.backups.mark_copy_damaged(backup_id, destination)
-        record = wiring.catalog.backups.get(backup_id)
-    except NotFoundError:
-        return  # a backup that the catalog does not know yet: fsck says so
-    if record.state is BackupState.COMPLETE and all(copy.state != "complete" for copy in record.copies):
-        wiring.catalog.backups.set_state(backup_id, BackupState.DAMAGED)
-
-
-def _mark_verified(wiring: Wiring, backup_id: str, destination: str) -> None:
-    try:
-        wiring.catalog.backups.mark_copy_verified(backup_id, destination, wiring.clock())
-        record = wiring.catalog.backups.get(backup_id)
-        if record.state is BackupState.DAMAGED and any(copy.state == "complete" for copy in record.copies):
-            wiring.catalog.backups.set_state(backup_id, BackupState.COMPLETE)
-    except NotFoundError:
-        return  # as above
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from backupd.app.settings import ServerSettings, Settings
+from backupd.app.trust import trusting
 from backupd.catalog.session import Catalog
 from backupd.model.clock import Clock
 from backupd.model.errors import BusyError, DestinationError, KeyUnusableError, RefusedError
@@ -85,7 +86,7 @@ class Wiring:
     def destination(self, name: str) -> Destination:
         """A configured destination, the same one each time; touches nothing. Raises NotFoundError."""
         if name not in self._opened:
-            self._opened[name] = open_destination(name, self.settings.destination(name))
+            self._opened[name] = trusting(self.settings, open_destination(name, self.settings.destination(name)))
         return self._opened[name]
 
     def usable_destinations(self) -> list[Destination]:

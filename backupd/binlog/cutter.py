@@ -13,7 +13,7 @@ from pathlib import Path
 from backupd.binlog.checkpoint import Cut, LogFile
 from backupd.binlog.spool import Spooled
 from backupd.engine.binlogscan import Scan, ScanContext, scan
-from backupd.model.binlog import Branch, Segment, SegmentKey, Transaction
+from backupd.model.binlog import Branch, Ending, Segment, SegmentKey, Transaction
 from backupd.model.errors import DamagedError, StreamError
 from backupd.transfer.seal import Sealer
 from backupd.transfer.segmentseal import Sealed, Sealing
@@ -44,7 +44,7 @@ class Cutter:
 
         ``context`` is that of the scan which ended at ``start``, None for 0. Raises DamagedLogError.
         """
-        sealing = Sealing(self._folder / _NEW, self._sealer)
+        sealing = Sealing(self._folder / _NEW, self._sealer, piece=True)
         try:
             found = _scanned(file, sealing, start, file.size, context)
         except StreamError:
@@ -60,7 +60,7 @@ class Cutter:
         key = log.key(cut)
         kept = self._kept.get(key) or Sealed.load(self._path(key))
         if kept is None or kept.header.segment.ending is not cut.ending:
-            sealing = Sealing(self._folder / _NEW, self._sealer)
+            sealing = Sealing(self._folder / _NEW, self._sealer, piece=cut.ending is Ending.OPEN)
             context = None
             if cut.start:
                 with file.path.open("rb") as stream:

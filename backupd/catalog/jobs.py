@@ -25,7 +25,7 @@ from backupd.model.proof import Phase
 FRESH = timedelta(minutes=5)
 """A job of a process that cannot be seen from here is dead when its heartbeat is older."""
 
-OPEN = (JobState.QUEUED, JobState.RUNNING)
+OPEN = (JobState.QUEUED, JobState.WAITING, JobState.RUNNING)
 """States of a job that is not over."""
 
 _CLAIMING = 0x6261636B75706A
@@ -119,17 +119,19 @@ class Jobs:
             raise RefusedError(f"job {job_id} is {record.state}, it cannot become {state}")
 
     def request_cancel(self, job_id: str, by: str, now: datetime) -> JobRecord:
-        """Cancel a queued job at once; ask the owner of a running one to stop. Asking twice changes nothing.
+        """Cancel a queued or waiting job at once; ask the owner of a running one to stop. Asking twice changes nothing.
 
         Raises RefusedError for a job that is over, NotFoundError.
         """
         with self._database.write() as connection:
-            waiting = update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED)).values(
-                state=str(JobState.CANCELLED), cancel_by=by, finished_at=now,
-                message=f"cancelled by {by} before it began")
+            ending = {"state": str(JobState.CANCELLED), "cancel_by": by, "finished_at": now}
+            queued = update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED)).values(
+                **ending, message=f"cancelled by {by} before it began")
+            waiting = update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING)).values(
+                **ending, message=f"cancelled by {by} while it waited")
             asked = update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.RUNNING),
                                        jobs.c.cancel_by == "").values(cancel_by=by)
-            changed = connection.execute(waiting).rowcount or connection.execute(asked).rowcount
+            changed = any(connection.execute(change).rowcount for change in (queued, waiting, asked))
             record = _one(connection, job_id)
             if not changed and record.state is not JobState.RUNNING:
                 raise RefusedError(f"job {job_id} is {record.state}: there is nothing to cancel")
@@ -152,6 +154,23 @@ class Jobs:
         with self._database.write() as connection:
             connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.QUEUED))
                                .values(message=message, hint=hint))
+
+    def waiting(self, now: datetime, horizon: timedelta) -> tuple[JobRecord, ...]:
+        """Waiting jobs that are to be looked at now; also those whose time is more than ``horizon`` ahead, which a
+        clock that was ahead has set."""
+        due = or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now, jobs.c.not_before > now + horizon)
+        with self._database.read() as connection:
+            return _records(connection, _in_state(JobState.WAITING).where(due).order_by(jobs.c.queued_at, jobs.c.id))
+
+    def go_on_waiting(self, job_id: str, until: datetime, message: str, *, hint: str = "",
+                      progress: Mapping[str, Any] | None = None,
+                      arguments: Mapping[str, Any] | None = None) -> None:
+        """When a waiting job is to be looked at next, and what it waits for; nothing happens to one that is over."""
+        told: dict[str, Any] = {"progress": progress, "arguments": arguments}
+        with self._database.write() as connection:
+            connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == str(JobState.WAITING)).values(
+                not_before=until, message=message, hint=hint,
+                **{name: dict(value) for name, value in told.items() if value is not None}))
 
     def dead(self, is_alive: Callable[[str], bool | None], now: datetime) -> tuple[JobRecord, ...]:
         """Running jobs whose ``owner`` is not alive.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,9 +16,13 @@ from backupd.catalog.jobs import Jobs
 from backupd.catalog.lags import Lags
 from backupd.catalog.proofs import Proofs
 from backupd.catalog.rates import Rates
+from backupd.catalog.replications import Replications
 from backupd.catalog.restores import Restores
 from backupd.catalog.revision import WANTED, current
 from backupd.catalog.schedules import Schedules
+from backupd.catalog.scrubs import Scrubs
+from backupd.catalog.snapshot import take_history, write_snapshot
+from backupd.catalog.thaws import Thaws
 from backupd.catalog.watch import Watch
 from backupd.catalog.witnesses import Witnesses
 
@@ -38,13 +43,25 @@ class Catalog:
         self.challenges = Challenges(database)
         self.holds = Holds(database)
         self.schedules = Schedules(database)
+        self.scrubs = Scrubs(database)
         self.binlogs = Binlogs(database)
         self.lags = Lags(database)
+        self.thaws = Thaws(database)
+        self.replications = Replications(database)
         self.watch = Watch(database)
 
     def integrity(self) -> list[str]:
         """What the database finds wrong with itself, one line each. Reads everything; for `backupd fsck`."""
         return self._database.integrity()
+
+    def write_snapshot(self, target: Path) -> None:
+        """All of it, as it is at one moment, to a new SQLite file: what is kept of a catalog elsewhere."""
+        write_snapshot(self._database, target)
+
+    def take_history(self, older: Catalog) -> int:
+        """What ``older`` knows of jobs, events, schedules, challenges, proofs, witnesses and pauses, and this one does
+        not; how many rows that was."""
+        return take_history(older._database, self._database)
 
     def close(self) -> None:
         self._database.close()

@@ -261,26 +261,28 @@ replications = Table(
 
 thaws = Table(
     "thaws", metadata,
+    Column("thaw_id", String(64), primary_key=True),
     Column("destination", String(64), primary_key=True),
     Column("key", String(512), primary_key=True),
-    Column("thaw_id", String(64), nullable=False),
+    Column("part", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("storage_class", String(32), nullable=False),
     Column("tier", String(16), nullable=False),
     Column("state", String(16), nullable=False),
-    Column("requested_at", UtcTime, nullable=False),
-    Column("expected_at", UtcTime, nullable=False),
+    Column("requested_at", UtcTime),
+    Column("expected_at", UtcTime),
     Column("ready_until", UtcTime),
     Column("message", FreeText, nullable=False),
-    Index(None, "thaw_id"),
+    Index(None, "thaw_id", "state"),
 )
-"""Objects that were asked for out of an archive class; ``thaw_id`` is the job that asked last."""
+"""Objects that a job, ``thaw_id``, asks for out of an archive class. The same object may be in several."""
 
 scrubs = Table(
     "scrubs", metadata,
+    Column("server", String(64), primary_key=True),
     Column("destination", String(64), primary_key=True),
-    Column("turn", Integer, primary_key=True, autoincrement=False),
-    Column("turns", Integer, nullable=False),
+    Column("share", Integer, primary_key=True, autoincrement=False),
     Column("done_at", UtcTime, nullable=False),
 )
-"""When each share of the stored objects was last read again."""
+"""When each share of what is stored of a server was last read again at a destination. Shares below 0 are samples out of
+archive classes."""

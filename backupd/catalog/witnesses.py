@@ -67,6 +67,20 @@ class Witnesses:
             payloads: list[object] = [row[0] for row in connection.execute(query)]
         return tuple(Witness.from_json(payload) for payload in payloads if isinstance(payload, dict))
 
+    def ids(self, server: str) -> tuple[str, ...]:
+        """Of all that are known, oldest first."""
+        with self._database.read() as connection:
+            return tuple(connection.scalars(select(witnesses.c.id).where(witnesses.c.server == server)
+                                            .order_by(witnesses.c.taken_at, witnesses.c.id)))
+
+    def backup_of(self, witness_id: str) -> str | None:
+        """The backup in whose very moment it was read. Raises NotFoundError."""
+        with self._database.read() as connection:
+            row = connection.execute(select(witnesses.c.backup_id).where(witnesses.c.id == witness_id)).first()
+        if row is None:
+            raise NotFoundError(f"there is no witness {witness_id}")
+        return row[0] if row[0] is None else str(row[0])
+
     def forget_before(self, server: str, moment: datetime) -> None:
         """Remove those of no backup that are older."""
         with self._database.write() as connection:

@@ -12,11 +12,27 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli import backups, binlog, jobs, keys, policy, restores, retention, serve, streams, tables, timeline, work
+from backupd.cli import (
+    backups,
+    binlog,
+    catalog,
+    jobs,
+    keys,
+    policy,
+    replication,
+    restores,
+    retention,
+    serve,
+    streams,
+    tables,
+    thaw,
+    timeline,
+    work,
+)
 from backupd.cli.failure import explained
 from backupd.cli.options import Config, Json, remember
 from backupd.cli.screen import Screen, mute
-from backupd.cli.session import StoppedError, session
+from backupd.cli.session import StoppedError
 from backupd.process.memory import return_large_blocks
 
 app = typer.Typer(
@@ -27,7 +43,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-catalog = typer.Typer(help="The catalog's own care.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def _print_version(wanted: bool) -> None:
@@ -51,29 +66,17 @@ def root(
     remember(context, config, as_json)
 
 
-@catalog.callback()
-def catalog_group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    remember(context, config, as_json)
-
-
-@catalog.command()
-def upgrade(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
-    """Bring the catalog's tables up to this version (also done at first use)."""
-    with session(context, config, as_json) as run:
-        revision = run.service.upgrade_catalog()
-        run.screen.document({"revision": revision})
-        run.screen.line(f"the catalog is at {revision}")
-
-
 app.command()(serve.serve)
 app.command()(work.check)
 app.command()(work.backup)
 app.add_typer(backups.app, name="backups")
 app.command()(restores.plan)
 app.command()(restores.restore)
+app.command("thaw")(thaw.thaw)
 app.command("leftovers")(tables.leftovers)
 app.command("test-restore")(restores.prove)
 app.command()(work.verify)
+app.command()(replication.replicate)
 app.command()(restores.runbook)
 app.add_typer(policy.app, name="policy")
 app.command()(retention.retention)
@@ -87,7 +90,7 @@ app.command("run-job", hidden=True)(jobs.run_job)
 app.command("timeline")(timeline.timeline)
 app.add_typer(binlog.app, name="binlog")
 app.command("run-stream", hidden=True)(streams.run_stream)
-app.add_typer(catalog, name="catalog")
+app.add_typer(catalog.app, name="catalog")
 
 
 @contextmanager

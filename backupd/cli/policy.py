@@ -55,7 +55,7 @@ def validate(
                     problems.extend(unknown_destinations(read, configuration.destinations))
                 if read.policy is not None:
                     notes[str(file)] = [
-                        *advice(read.policy, configuration), *not_yet_active(read.policy, configuration)]
+                        *advice(read.policy, configuration), *not_yet_active(read.policy)]
         if problems:
             raise ConfigurationError(problems, hint="`backupd policy example` shows a complete policy")
         if loaded is not None:

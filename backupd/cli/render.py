@@ -37,14 +37,20 @@ def show_backups(screen: Screen, records: Sequence[BackupRecord]) -> None:
                 _state_text(record),
                 format_size(record.stats.bytes_source),
                 format_size(record.stats.bytes_new),
-                ",".join(
-                    copy.destination + ("" if copy.state == "complete" else "!") for copy in record.copies
-                ),
+                _places_text(record),
             )
             for record in records
         ),
         right=("DATA", "NEW"),
     )
+
+
+def _places_text(record: BackupRecord) -> str:
+    """``local,offsite*``: ``*`` is a copy that was read again, ``!`` one that is damaged or deleted. A backup with as
+    many verified copies as its policy wants is ``+protected``."""
+    marks = ("!" if copy.state != "complete" else "*" if copy.verified_at is not None else "" for copy in record.copies)
+    places = ",".join(copy.destination + mark for copy, mark in zip(record.copies, marks, strict=True))
+    return places + (" +protected" if record.protected else "")
 
 
 def _kind_text(record: BackupRecord) -> str:
@@ -85,6 +91,7 @@ def show_backup(screen: Screen, record: BackupRecord) -> None:
             ("reused", linked),
             ("position", position_text(record.position.file, record.position.pos, record.position.gtid)),
             ("copies", ", ".join(f"{copy.destination} ({copy.state})" for copy in record.copies)),
+            ("protected", "yes: enough verified copies at enough places" if record.protected else ""),
             ("kept", "yes: it is not deleted by any rule" if record.pinned else ""),
         )
     )
@@ -128,6 +135,12 @@ def show_plan(screen: Screen, plan: Plan) -> None:
         ),
         right=("BYTES", "TIME"),
     )
+    if plan.thaw is not None:
+        from backupd.cli.thaw import show_thaw
+
+        screen.line()
+        show_thaw(screen, plan.thaw)
+        screen.line()
     for step in plan.steps:
         for command in step.commands:
             screen.line(f"  {step.name}$ {command}")
@@ -216,14 +229,27 @@ def show_proof(screen: Screen, proof: Proof) -> None:
 def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
     """The JSON document of a verification."""
     damages = outcome["damages"]
+    left = [damage for damage in damages if not damage["repaired_from"]]
     screen.line(
-        f"{outcome['objects']} objects, {format_size(outcome['bytes'])} read, {len(damages)} damaged",
-        style="bold red" if damages else "green",
+        f"{outcome['objects']} objects, {format_size(outcome['bytes'])} read, {len(damages)} damaged"
+        + (f", {len(damages) - len(left)} of them repaired" if len(left) < len(damages) else ""),
+        style="bold red" if left else "yellow" if damages else "green",
     )
+    if outcome["cold"]:
+        unseen = f"; {outcome['unseen']} of them have none" if outcome["unseen"] else ""
+        screen.line(
+            f"{outcome['cold']} files in archive classes were compared by the checksum that the place has{unseen}"
+        )
+    for sample in outcome["samples"]:
+        screen.line(sample)
     for damage in damages:
         screen.line(f"  {damage['destination']}: {damage['key']}: {damage['problem']}")
         screen.line(f"    needed by {', '.join(damage['backups']) or 'no backup'}")
-    if damages:
+        if damage["repaired_from"]:
+            screen.line(f"    repaired: replaced by the copy of {damage['repaired_from']}", style="green")
+        elif damage["trouble"]:
+            screen.line(f"    not repaired: {damage['trouble']}")
+    if left:
         screen.line(
             "-> these backups are marked as damaged; take a full backup now, it stores the data afresh"
         )

@@ -23,6 +23,7 @@ from backupd.cli.tables import (
     restore_tables,
     show_table_plan,
 )
+from backupd.cli.thaw import ThawTier
 
 Target = Annotated[str, typer.Option("--to", metavar="TARGET", help=TARGETS, show_default=False)]
 
@@ -90,6 +91,7 @@ def plan(
     source: OutOf = None,
     exclude: Exclude = None,
     replay_with: ReplayWith = None,
+    thaw: ThawTier = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -101,12 +103,14 @@ def plan(
     with session(context, config, as_json) as run:
         if tables:
             chosen = run.service.plan_tables(server, target, tables, rename=rename, exclude=exclude or (),
-                                             source=source.value if source else None)
+                                             source=source.value if source else None,
+                                             thaw=thaw.value if thaw else None)
             run.screen.document(chosen.as_json())
             show_table_plan(run.screen, chosen)
             return
         made = run.service.plan(server, target, datadir.absolute() if datadir else None, exclude=exclude or (),
-                                replay_with=replay_with.value if replay_with else None)
+                                replay_with=replay_with.value if replay_with else None,
+                                thaw=thaw.value if thaw else None)
         run.screen.document(made.as_json())
         from backupd.cli.render import show_plan
 
@@ -143,6 +147,7 @@ def restore(
     compare: Compare = False,
     triggers: Which = None,
     source: OutOf = None,
+    thaw: ThawTier = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -158,12 +163,13 @@ def restore(
     with session(context, config, as_json) as run:
         if tables or datadir is None:
             restore_tables(run, server, target, tables or (), into=into, rename=rename, sql=sql, confirm=confirm,
-                           compare=compare, triggers=triggers, exclude=exclude or (), source=source)
+                           compare=compare, triggers=triggers, exclude=exclude or (), source=source,
+                           thaw=thaw.value if thaw else None)
             return
         with reporting() as report:
             outcome = run.service.restore(
                 server, target, datadir.absolute(), start, report, mode=mode.value, exclude=exclude or (),
-                replay_with=replay_with.value if replay_with else None)
+                replay_with=replay_with.value if replay_with else None, thaw=thaw.value if thaw else None)
         document = outcome.as_json()
         ending = "was made" if outcome.is_good else "ended, not all of it well"
         run.screen.done = f"the restore into {datadir} {ending}"

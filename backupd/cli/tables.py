@@ -122,7 +122,7 @@ def refuse_mixture(
 def restore_tables(
     run: Session, server: str, target: str, tables: Sequence[str], *, into: str | None, rename: str | None,
     sql: Path | None, confirm: str | None, compare: bool, triggers: TriggersOf | None, exclude: Sequence[str],
-    source: From | None,
+    source: From | None, thaw: str | None = None,
 ) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
     from backupd.cli.progress import reporting
@@ -138,7 +138,7 @@ def restore_tables(
             server, target, tables, into=into, rename=rename, sql=sql.absolute() if sql else None, confirm=confirm,
             compare=compare, ask=ask if sys.stdin.isatty() else None,
             triggers=(triggers or TriggersOf.BACKUP).value, exclude=exclude,
-            source=source.value if source else None, report=report)
+            source=source.value if source else None, thaw=thaw, report=report)
     document = outcome.as_json()
     run.screen.done = f"the tables were restored into {into or sql}" if outcome.done else "no table was replaced"
     run.screen.document(document)
@@ -254,6 +254,12 @@ def show_table_plan(screen: Screen, plan: TablePlan) -> None:
         ("STEP", "WHAT", "BYTES", "TIME", "ESTIMATED FROM"),
         ((step.name, step.title, format_size(step.bytes), format_duration(step.seconds), step.estimate)
          for step in plan.steps), right=("BYTES", "TIME"))
+    if plan.base.thaw is not None:
+        from backupd.cli.thaw import show_thaw
+
+        screen.line()
+        show_thaw(screen, plan.base.thaw)
+        screen.line()
     for other in plan.others:
         screen.line(other)
     for warning in plan.warnings:

@@ -47,6 +47,8 @@ class BackupRecord:
     ``from_lsn`` and ``to_lsn``: log sequence numbers of the tool, 0 where it has none; an increment begins where its
     parent ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another one was due. Of a
     logical one: ``table_set`` of the policy, and ``tables_missing``, how many tables of it could not be dumped.
+    ``protected``: are there as many verified copies as the policy wants? No row of the catalog says so: whoever shows
+    the record fills it in.
     """
 
     id: str
@@ -70,6 +72,7 @@ class BackupRecord:
     reason: str = ""
     table_set: str = ""
     tables_missing: int = 0
+    protected: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -82,5 +85,6 @@ class BackupRecord:
             "pinned": self.pinned, "warnings": list(self.warnings),
             "from_lsn": self.from_lsn, "to_lsn": self.to_lsn, "reason": self.reason,
             "set": self.table_set, "tables_missing": self.tables_missing,
+            "protected": self.protected,
             "copies": [copy.as_json() for copy in self.copies],
         }

@@ -28,12 +28,14 @@ class JobKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """``abandoned``: whoever ran it is gone without a word (killed, power cut). ``missed``: its time passed while
+    """``waiting``: no process runs it and none is needed: somebody else (an archive that thaws) is asked now and then.
+    ``abandoned``: whoever ran it is gone without a word (killed, power cut). ``missed``: its time passed while
     nobody was there to start it. ``skipped``: its time came and a rule (pause, blackout, the run before it) kept it
     from starting. ``partial``: what came of it is there and can be used, and something that belongs to it is missing.
     """
 
     QUEUED = "queued"
+    WAITING = "waiting"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     PARTIAL = "partial"
@@ -48,6 +50,7 @@ JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
     JobState.QUEUED: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.SKIPPED}),
     JobState.RUNNING: frozenset({JobState.SUCCEEDED, JobState.PARTIAL, JobState.FAILED, JobState.CANCELLED,
                                  JobState.ABANDONED}),
+    JobState.WAITING: frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
     JobState.SUCCEEDED: frozenset(),
     JobState.PARTIAL: frozenset(),
     JobState.FAILED: frozenset(),
@@ -58,7 +61,7 @@ JOB_MOVES: Mapping[JobState, frozenset[JobState]] = {
 }
 """Where a job may go from each state. A repetition is a new job that names this one as ``previous``."""
 
-FIRST_STATES = frozenset({JobState.QUEUED, JobState.RUNNING, JobState.MISSED, JobState.SKIPPED})
+FIRST_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RUNNING, JobState.MISSED, JobState.SKIPPED})
 """States in which a job may enter the catalog; RUNNING when somebody runs it in the foreground."""
 
 RESTORE_MOVES: Mapping[JobState, frozenset[JobState]] = {
@@ -75,9 +78,10 @@ class JobRecord:
     """One run of ``kind`` (see ``JobKind``) for a server.
 
     ``leg`` and ``due_at``: which schedule of the policy asked for it, and for when; empty and None when a person did
-    (``requested_by``). ``not_before``: a repetition waits until then. ``attempt`` counts from 1; ``previous`` is the
-    job that this one repeats, or catches up. ``arguments``: of the kind, JSON. ``owner`` tells which process runs it,
-    in words of the caller (host, boot, process, start); ``token`` grows with each owner, and only the newest may write.
+    (``requested_by``). ``not_before``: a repetition waits until then, and a waiting job is not looked at before.
+    ``attempt`` counts from 1; ``previous`` is the job that this one repeats, or catches up. ``arguments``: of the kind,
+    JSON. ``owner`` tells which process runs it, in words of the caller (host, boot, process, start); ``token`` grows
+    with each owner, and only the newest may write.
     ``cancel_by``: who asked to stop it. ``progress``: the last report, JSON. ``result``: what it made (the id of a
     backup or proof). ``bytes`` of plaintext that were moved. ``message``, ``detail`` and ``hint`` are those of the
     error, empty without one.

@@ -114,16 +114,18 @@ def timeline(
     server: str, backups: Iterable[BackupRecord], branches: Iterable[Branch], runs: Iterable[Run],
     gaps: Iterable[Gap] = (), *, now: datetime, proofs: Iterable[Proof] = (), predicted_rto: timedelta | None = None,
     objectives: Objectives | None = None, troubles: Mapping[str, str] | None = None, warnings: Iterable[str] = (),
+    places: Iterable[str] = (),
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
-    to the latest moment (restore.planner tells it). ``troubles``: of destinations, ``warnings``: of the stream."""
+    to the latest moment (restore.planner tells it). ``troubles``: of destinations, ``warnings``: of the stream.
+    ``places``: destinations that are told of though they hold nothing."""
     own_gaps = [gap for gap in gaps if gap.server == server]
     pieces = parted([run for run in runs if run.server == server], own_gaps)
     known = [branch for branch in branches if branch.server == server]
     usable = restorable(backup for backup in backups if backup.server == server)
     held = _held(usable)
     names = list(dict.fromkeys([*(name for places in held.values() for name in sorted(places)),
-                                *(run.destination for run in pieces)]))
+                                *(run.destination for run in pieces), *places]))
     together = Histories(known, pieces)
     found = windows(together, usable, now=now)
     known = [replace(branch, since=together.since(branch)) for branch in together.branches]

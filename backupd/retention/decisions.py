@@ -16,7 +16,7 @@ BYTES_NOTE = ("bytes are what these backups name; objects that others share stay
 
 class Ground(NamedTuple):
     """Why a backup stays. ``rule`` is a stable word: a rule of the policy, ``pinned``, ``parent``, ``read``,
-    ``building``, ``newest``, ``proved``, ``remains``, ``future``, ``hold`` or ``everything``."""
+    ``building``, ``newest``, ``proved``, ``remains``, ``future``, ``hold``, ``minimum`` or ``everything``."""
 
     rule: str
     text: str

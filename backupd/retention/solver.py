@@ -8,6 +8,7 @@ builds on stays with it; whatever the rules say, the newest restorable and the n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 
 from backupd.model.backup import BackupKind
@@ -16,7 +17,7 @@ from backupd.retention.decisions import Decision, Decisions, Ground, RunDecision
 from backupd.retention.logs import decide
 from backupd.retention.recoverable import gaps, recoverable
 from backupd.retention.rules import Families, Rule, Window, families_of, family, rules_of
-from backupd.retention.view import Stored, View
+from backupd.retention.view import Minimum, Stored, View
 from policies.schema import Keep
 
 _NEEDING = {"recovery_window", "pinned", "read", "building", "newest", "proved", "future", "remains"}
@@ -46,6 +47,7 @@ class _Solution:
         self._keep = keep
         self._has_rules = keep is not None
         self._grounds: dict[str, list[Ground]] = {}
+        self._paid: frozenset[str] = frozenset()
         self._warnings: list[str] = []
 
     def run(self) -> Decisions:
@@ -57,6 +59,7 @@ class _Solution:
         stopped = [backup.id for backup in self._backups if backup.id in self._grounds and backup.id not in firmly]
         if self._view.hold:
             stopped += self._hold()
+        self._minimum()
         self._complain()
         runs = self._runs()
         window = self._window
@@ -158,6 +161,22 @@ class _Solution:
             self._note(backup_id, "hold", f"nothing of {self._view.server} is deleted: {self._view.hold}")
         return [backup_id for backup_id in held if not self._by_id[backup_id].marked]
 
+    def _minimum(self) -> None:
+        """What is paid for in any case stays for that long, but no binary logs are kept for it."""
+        if self._keep is None or self._keep.early_deletion:
+            return
+        before = frozenset(self._grounds)
+        for backup in self._backups:
+            if backup.id not in before and not backup.marked and (words := self._early(backup)):
+                self._note(backup.id, "minimum", words)
+        self._with_parents()
+        self._paid = frozenset(self._grounds) - before
+
+    def _early(self, backup: Stored) -> str:
+        """What deleting it now would cost; "" where it costs nothing."""
+        minimum = backup.minimum
+        return minimum.words(self._now) if minimum is not None and minimum.until > self._now else ""
+
     def _complain(self) -> None:
         future = [b.id for b in self._backups if b.finished_at > self._now]
         if future:
@@ -177,7 +196,8 @@ class _Solution:
         problem = self._problems[backup.id]
         if problem:
             return (f"{problem}, so it counts for no rule, and a newer restorable backup is here",)
-        return tuple(rule.denied(backup) for rule in self._rules)
+        early = self._early(backup)
+        return (*(rule.denied(backup) for rule in self._rules), *([early] if early else []))
 
     def _runs(self) -> tuple[RunDecision, ...]:
         runs = sorted(self._view.runs, key=lambda run: (run.first_at, run.name))
@@ -187,15 +207,25 @@ class _Solution:
                 "there is no restorable backup here, so nothing says which logs are needed" if self._has_rules
                 else "this destination has no rules, so it keeps everything")
             return tuple(RunDecision(run, keep=True, reason=why) for run in runs)
-        return tuple(decide(runs, needing, self._view.branches))
+        return tuple(map(self._priced, decide(runs, needing, self._view.branches)))
+
+    def _priced(self, decision: RunDecision) -> RunDecision:
+        """With what letting it go now costs. Logs go from the oldest on, so this is about the youngest of them."""
+        if decision.keep or self._view.logs_minimum is None:
+            return decision
+        storage_class, time = self._view.logs_minimum
+        minimum = Minimum(storage_class, decision.run.last_at + time)
+        return replace(decision, reason=f"{decision.reason}; {minimum.words(self._now)}") if (
+            minimum.until > self._now) else decision
 
     def _needing_logs(self) -> list[Stored]:
         """The kept backups that binary logs are kept for; none when no restorable one is here."""
         if not self._bases:
             return []
         physical = self._bases[0].kind is not BackupKind.LOGICAL
+        wanted = self._grounds.keys() - self._paid
         kept = [backup for backup in self._backups
-                if backup.id in self._grounds and (backup.kind is not BackupKind.LOGICAL) is physical]
+                if backup.id in wanted and (backup.kind is not BackupKind.LOGICAL) is physical]
         if self._keep is None or self._keep.binlogs == "all":
             return kept
         return [backup for backup in kept if any(ground.rule in _NEEDING for ground in self._grounds[backup.id])]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from backupd.model.backup import BackupKind
 from backupd.model.binlog import Branch
+from backupd.model.clock import format_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,24 @@ class LogPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Minimum:
+    """A storage class is paid for until then, whether the copy is there or not. ``per_day``: what each day of that
+    costs at most, in ``currency``; None where nobody knows."""
+
+    storage_class: str
+    until: datetime
+    per_day: float | None = None
+    currency: str = ""
+
+    def words(self, now: datetime) -> str:
+        """What deleting it now would cost."""
+        days = (self.until - now) / timedelta(days=1)
+        cost = "" if self.per_day is None else f", at most {days * self.per_day:.2f} {self.currency}"
+        return (f"deleting it now costs {max(1, round(days))} days of minimum storage ({self.storage_class} is paid "
+                f"for until {format_time(self.until)}{cost})")
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """One backup's copy at the destination.
 
@@ -26,7 +45,7 @@ class Stored:
     to its witness, ``restored_at``: when one last found nothing wrong, with or without a witness; None when none did or
     a later one found it bad. ``bytes``: stored by it, shared objects included. ``place``: the
     binary log that it goes on from; None where that is not certain. ``table_set``: of a logical backup; ``missing``:
-    how many tables of it could not be dumped.
+    how many tables of it could not be dumped. ``minimum``: of its storage class, None where there is none.
     """
 
     id: str
@@ -43,6 +62,7 @@ class Stored:
     place: LogPlace | None = None
     table_set: str = ""
     missing: int = 0
+    minimum: Minimum | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +88,8 @@ class BinlogRun:
 class View:
     """``being_read``: ids that running restores read here; ``built_on``: ids that running backups build on.
     ``hold``: why nothing of the server may be deleted, empty when it may. ``unconfigured``: why there are no rules.
-    ``branches``: of the server's history, oldest first.
+    ``branches``: of the server's history, oldest first. ``logs_minimum``: the storage class of binary logs here, and
+    for how long it has to be paid for; None without one.
     """
 
     server: str
@@ -80,3 +101,4 @@ class View:
     hold: str = ""
     unconfigured: str = ""
     branches: tuple[Branch, ...] = ()
+    logs_minimum: tuple[str, timedelta] | None = None

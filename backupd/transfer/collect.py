@@ -16,22 +16,31 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from backupd.model.clock import Clock, format_time, parse_time
-from backupd.model.errors import ObjectMissingError
+from backupd.model.errors import BusyError, LockedError, ObjectMissingError
 from backupd.model.manifest import Header
+from backupd.transfer.brake import BRAKE, DAY, Brake
+from backupd.transfer.erasing import Locks, each
 from backupd.transfer.intent import intents
-from backupd.transfer.inventory import backup_ids, committed
+from backupd.transfer.inventory import Committed, backup_ids, read
+from backupd.transfer.keeping import Backup
 from backupd.transfer.lease import Alive, Lease, is_alive
 from backupd.transfer.pin import pins
 from backupd.transfer.segments import clear_strays
+from backupd.transfer.sweeping import refusal, sweeping
 from storage import layout
 from storage.destination import Destination, ObjectInfo, as_tree
 
 SKEW = timedelta(minutes=5)
 """Clocks of several machines may differ so much, and a put may last so long."""
+_READERS = 4
+"""Manifests that are read at once: one of a large backup takes tens of megabytes."""
+_BATCH = 512
+"""Objects that are removed between two looks whether we are still the one who removes."""
 
 
 @dataclass(slots=True)
@@ -51,6 +60,14 @@ class Collected:
     log_parts: list[str] = field(default_factory=list)
     """Keys of parts of binary logs whose upload died."""
     held: list[str] = field(default_factory=list)
+    locked: int = 0
+    """Files that may not be removed yet: an object lock, or missing rights. The next collection tries again."""
+    lock: str = ""
+    """What to say of them."""
+    skipped: bool = False
+    """Nothing was done: somebody else removes here, or nothing may be removed."""
+    braked: list[str] = field(default_factory=list)
+    """What the brake on mass deletes held back; each is among ``held``, too."""
 
 
 @dataclass(slots=True)
@@ -63,12 +80,20 @@ class References:
 
     def load(self, destination: Destination) -> None:
         """Add every manifest that was not read before; they are immutable."""
-        for found in committed(destination, skip=self.backups):
+        for found in manifests(destination, [one for one in backup_ids(destination) if one not in self.backups]):
             self.backups.add((found.server, found.backup_id))
             if isinstance(found.header, Header):
                 self.names.update(item.name for item in found.header.objects)
             else:
                 self.damaged.append(f"{found.backup_id} of {found.server}")
+
+
+def manifests(destination: Destination, owners: Sequence[Backup]) -> Iterator[Committed]:
+    """Those of ``owners`` that are there, in their order, a few read at a time."""
+    for start in range(0, len(owners), 2 * _READERS):
+        batch = owners[start:start + 2 * _READERS]
+        reads = each(lambda owner: read(destination, *owner), batch, workers=_READERS)
+        yield from (found for found in reads if found is not None)
 
 
 def living_intents(destination: Destination, now: datetime, alive: Alive = is_alive) -> list[Lease]:
@@ -79,13 +104,33 @@ def living_pins(destination: Destination, now: datetime, alive: Alive = is_alive
     return [lease for lease in pins(destination) if alive(lease, now)]
 
 
-def collect(destination: Destination, *, clock: Clock, alive: Alive = is_alive) -> Collected:
+def collect(destination: Destination, *, clock: Clock, alive: Alive = is_alive, brake: Brake = BRAKE) -> Collected:
     """Remove the garbage of dead runs and every object that nobody names and no living run can count on.
 
     Safe beside running backups, restores and other collections. Never removes a committed backup. Call it before
-    writing one's own intent: objects that become garbage while any intent lives wait for the next collection.
+    writing one's own intent: objects that become garbage while any intent lives wait for the next collection. While
+    somebody else removes here, or where nothing may be removed, nothing is done, and ``held`` says so.
     """
-    return _Collection(destination, clock, alive).run()
+    try:
+        with sweeping(destination, clock=clock, alive=alive) as lease:
+            return collect_held(destination, clock=clock, alive=alive, brake=brake, fence=lease.assert_held)
+    except (BusyError, LockedError) as error:
+        return not_begun(error)
+
+
+def not_begun(error: BusyError | LockedError) -> Collected:
+    """What to say when nothing could be done."""
+    told = refusal(error)
+    locked = isinstance(error, LockedError)
+    return Collected(held=[told], locked=int(locked), lock=told if locked else "", skipped=True)
+
+
+def collect_held(destination: Destination, *, clock: Clock, alive: Alive, brake: Brake, fence: Callable[[], None],
+                 explained: Iterable[str] = (), locks: Locks | None = None) -> Collected:
+    """The same by somebody who is ``sweeping`` already. ``fence`` raises when that has ended; ``explained``: objects of
+    backups that were just removed; ``locks`` takes what may not be removed."""
+    return _Collection(destination, clock, alive, brake=brake, fence=fence, explained=frozenset(explained),
+                       locks=locks or Locks()).run()
 
 
 def unfinished(destination: Destination) -> tuple[list[str], list[ObjectInfo]]:
@@ -137,33 +182,54 @@ def orphans(pool: dict[str, ObjectInfo], references: References, running: list[L
 
 def _tombstones(destination: Destination) -> dict[str, datetime]:
     """When each tombstone was put. One that cannot be read counts from when it was stored."""
-    found: dict[str, datetime] = {}
-    for info in entombed(destination)[0]:
+    def look(info: ObjectInfo) -> tuple[str, datetime] | None:
         try:
             with destination.get(info.key) as stream:
                 raw = stream.read()
         except ObjectMissingError:
-            continue
+            return None
         try:
-            found[layout.name_in(info.key)] = parse_time(json.loads(raw)["at"])
+            return layout.name_in(info.key), parse_time(json.loads(raw)["at"])
         except (ValueError, KeyError, TypeError):
-            found[layout.name_in(info.key)] = info.modified_at
-    return found
+            return layout.name_in(info.key), info.modified_at
+
+    return dict(found for found in each(look, entombed(destination)[0]) if found is not None)
+
+
+def _always() -> None:
+    """Nobody else could have begun to remove."""
 
 
 class _Collection:
-    """One run of ``collect``."""
+    """One run of ``collect_held``."""
 
-    def __init__(self, destination: Destination, clock: Clock, alive: Alive) -> None:
+    def __init__(self, destination: Destination, clock: Clock, alive: Alive, *, brake: Brake = BRAKE,
+                 fence: Callable[[], None] = _always, explained: frozenset[str] = frozenset(),
+                 locks: Locks | None = None) -> None:
         self._destination = destination
         self._clock = clock
         self._alive = alive
+        self._brake = brake
+        self._fence = fence
+        self._explained = explained
+        self._locks = locks or Locks()
+        self._died: datetime | None = None
         self._result = Collected()
         self._references = References()
 
     def run(self) -> Collected:
+        self._collect()
+        self._result.locked, self._result.lock = len(self._locks), self._locks.text
+        if self._locks:
+            self._result.held.append(self._locks.text)
+        return self._result
+
+    def _collect(self) -> None:
         self._result.leftovers = self._destination.clear_leftovers()
-        self._result.log_parts = clear_strays(self._destination, now=self._clock())
+        try:
+            self._result.log_parts = clear_strays(self._destination, now=self._clock())
+        except LockedError as error:
+            self._result.held.append(refusal(error))
         trees, sides = unfinished(self._destination)
         sides += self._destination.list(layout.MARKS)
         sides += self._destination.list(layout.HELD)
@@ -175,23 +241,26 @@ class _Collection:
             # What a damaged manifest names is unknown, and it may yet be mended from another copy.
             self._result.held.append("objects: no object is collected while manifests cannot be read: "
                                      + ", ".join(self._references.damaged))
-            return self._result
-        for name in orphans(pool, self._references, running):
-            if name not in tombs:
-                tombs[name] = self._tombstone(name)
+            return
+        fresh = [name for name in orphans(pool, self._references, running) if name not in tombs]
+        for start in range(0, len(fresh), _BATCH):
+            self._fence()
+            batch = fresh[start:start + _BATCH]
+            tombs.update(zip(batch, each(self._tombstone, batch), strict=True))
+        self._result.tombstoned = len(fresh)
         if tombs:
             running = self._look()
             if not self._references.damaged:
                 self._remove_objects(pool, tombs, running)
-        return self._result
 
     def _look(self) -> list[Lease]:
         """Remove dead intents and pins, list the living intents, *then* read the manifests; the living intents."""
         now = self._clock()
         for lease in [*intents(self._destination), *pins(self._destination)]:
-            if not self._alive(lease, now):
-                self._destination.delete(lease.key)
+            if not self._alive(lease, now) and self._locks.delete(self._destination, lease.key):
                 self._result.leases.append(lease.key)
+                if lease.key.startswith(layout.INTENTS):
+                    self._died = min(self._died or lease.started_at, lease.started_at)
         running = living_intents(self._destination, now, self._alive)
         self._references.load(self._destination)
         return running
@@ -200,16 +269,35 @@ class _Collection:
         if any(lease.owner is None for lease in running):
             return  # an intent that cannot be read: whose backup it protects is unknown
         kept = self._references.backups | {backup for lease in running for backup in lease.backups}
+        kept |= self._headless(sides, kept)
         tree = as_tree(self._destination)
         for name in dict.fromkeys(trees):
             if tree is not None and layout.backup_of(name) not in kept:
                 tree.remove_tree(name)
                 self._result.trees.append(name)
+        keys = [info.key for info in sides if (owner := layout.backup_of(info.key)) is not None and owner not in kept]
+        self._locks.delete_all(self._destination, keys)
+        self._result.side_files += [key for key in keys if key not in self._locks]
+
+    def _headless(self, sides: list[ObjectInfo], kept: set[Backup]) -> set[Backup]:
+        """The backups without a manifest that the brake holds: so many of them, of which neither a dead run nor a
+        removal tells, have lost it by other hands."""
+        found: dict[Backup, bool] = {}
         for info in sides:
             owner = layout.backup_of(info.key)
             if owner is not None and owner not in kept:
-                self._destination.delete(info.key)
-                self._result.side_files.append(info.key)
+                known = info.key.startswith((layout.MARKS, layout.HELD)) or (
+                    self._died is not None and info.modified_at >= self._died - SKEW)
+                found[owner] = found.get(owner, False) or known
+        strange = {owner for owner, known in found.items() if not known}
+        if len(strange) <= self._brake.limit(len(kept) + len(strange)):
+            return set()
+        told = (f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and nothing that was "
+                "deleted here explains it: what is left of them stays. Put the manifests back: `backupd verify` takes "
+                "them from another destination")
+        self._result.braked.append(told)
+        self._result.held.append(told)
+        return strange
 
     def _tombstone(self, name: str) -> datetime:
         """Put a tombstone; the time in it is not older than its appearance by more than the allowance for that."""
@@ -218,25 +306,48 @@ class _Collection:
             note = json.dumps({"object": name, "at": format_time(at)}, sort_keys=True).encode("ascii")
             self._destination.put(layout.tombstone_key(name), io.BytesIO(note))
             if self._clock() - at < SKEW:
-                self._result.tombstoned += 1
                 return at
 
     def _remove_objects(self, pool: dict[str, ObjectInfo], tombs: dict[str, datetime], running: list[Lease]) -> None:
-        waiting = 0
-        for name, at in tombs.items():
-            if name in self._references.names:
-                self._destination.delete(layout.tombstone_key(name))
-                self._result.rescued += 1
-            elif all(at + SKEW < lease.started_at for lease in running):
-                if name in pool:
-                    self._destination.delete(layout.object_key(name))
-                    self._result.objects += 1
-                    self._result.bytes_freed += pool[name].size
-                # Last of all: as long as the object may be there, its tombstone must be.
-                self._destination.delete(layout.quarantine_key(name))
-                self._destination.delete(layout.tombstone_key(name))
-            else:
-                waiting += 1
-        if waiting:
+        rescued = [name for name in tombs if name in self._references.names]
+        self._result.rescued += self._locks.delete_all(self._destination, list(map(layout.tombstone_key, rescued)))
+        free = {name: at for name, at in tombs.items() if name not in self._references.names}
+        going = [name for name, at in free.items() if all(at + SKEW < lease.started_at for lease in running)]
+        if len(free) > len(going):
             names = ", ".join(lease.id for lease in running)
-            self._result.held.append(f"{waiting} unnamed objects wait until these backups have ended: {names}")
+            self._result.held.append(f"{len(free) - len(going)} unnamed objects wait until these backups have ended: "
+                                     f"{names}")
+        going = self._allowed(pool, going, tombs)
+        for start in range(0, len(going), _BATCH):
+            self._fence()
+            for size in each(lambda name: self._bury(name, pool), going[start:start + _BATCH]):
+                self._result.objects += size is not None
+                self._result.bytes_freed += size or 0
+
+    def _allowed(self, pool: dict[str, ObjectInfo], going: list[str], tombs: dict[str, datetime]) -> list[str]:
+        """Without what the brake holds: much of the pool that nobody names, and nobody knows why. Manifests that went
+        by other hands look like this."""
+        now = self._clock()
+        strange = {name for name in going if name in pool and not self._is_explained(pool[name])
+                   and now - tombs[name] < DAY}
+        if not self._brake.holds_objects(len(strange), len(pool)):
+            return going
+        told = (f"{len(strange)} of {len(pool)} objects, which no backup names any more, wait for a day: nothing that "
+                "was deleted here explains it. If manifests were lost, put them back before that")
+        self._result.braked.append(told)
+        self._result.held.append(told)
+        return [name for name in going if name not in strange]
+
+    def _is_explained(self, info: ObjectInfo) -> bool:
+        """Was it a removed backup's, or may a dead run have stored it?"""
+        return layout.name_in(info.key) in self._explained or (
+            self._died is not None and info.modified_at >= self._died - SKEW)
+
+    def _bury(self, name: str, pool: dict[str, ObjectInfo]) -> int | None:
+        """Remove an object and what was noted about it; its size, None when there was none or it may not go yet."""
+        if name in pool and not self._locks.delete(self._destination, layout.object_key(name)):
+            return None
+        # Last of all: as long as the object may be there, its tombstone must be.
+        self._locks.delete(self._destination, layout.quarantine_key(name))
+        self._locks.delete(self._destination, layout.tombstone_key(name))
+        return pool[name].size if name in pool else None

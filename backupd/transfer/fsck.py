@@ -8,7 +8,7 @@
     no-orphan-object        no object, tombstone, mark or keep without a backup, and no file of strangers among them
     no-partial-tree         no tree or side file of a backup that was never committed
     no-stale-intent         no intent whose owner is gone
-    no-stale-pin            no pin whose owner is gone
+    no-stale-pin            no pin, and no lease of a removal, whose owner is gone
     segment-intact          every segment of a binary log and every branch reads back exactly as it was written
     segment-present         every sealed part and index of a segment is there, in its size
     segment-has-branch      the branch of every segment is described here
@@ -44,6 +44,7 @@ from backupd.transfer.keeping import kept_at
 from backupd.transfer.lease import Alive, is_alive
 from backupd.transfer.pin import pins
 from backupd.transfer.remove import marks
+from backupd.transfer.sweeping import sweeps
 from storage import layout, treenames
 from storage.destination import Destination, ObjectInfo, TreeDestination, as_tree
 
@@ -137,6 +138,8 @@ def examine(destination: Destination, catalog: Collection[CatalogView] | None, *
                  for lease in intents(destination) if not alive(lease, now)]
     findings += [Finding(Invariant.NO_STALE_PIN, lease.id, "its restore is no longer running", repairable=True)
                  for lease in pins(destination) if not alive(lease, now)]
+    findings += [Finding(Invariant.NO_STALE_PIN, lease.id, "its removal is no longer running", repairable=True)
+                 for lease in sweeps(destination) if not alive(lease, now)]
     running = living_intents(destination, now, alive)
     busy = {backup for lease in running for backup in lease.backups}
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from backupd.model.errors import KeyUnusableError
 from backupd.process.command import Command
+from backupd.process.pipeline import Pipeline
 from backupd.process.run import run
 from backupd.process.runtime import runtime_directory
 
@@ -24,6 +27,7 @@ _HARDENED = (
     # Several of us run at once, perhaps on a read-only home: the seed file would only be a lock to wait for.
     "--no-random-seed-file",
 )
+_READ = 64 * 1024
 _SOCKET_LIMIT = 107
 _LONGEST_SOCKET = "/S.gpg-agent.browser"
 
@@ -35,6 +39,19 @@ def gpg(home: Path, status: Status, *arguments: str) -> Command:
     """
     return Command(("gpg", *_HARDENED, "--homedir", str(short_home(home)),
                     "--status-fd", str(status.descriptor), *arguments))
+
+
+def through(command: Command, status: Status, content: bytes, *descriptors: int) -> bytes:
+    """Run ``command``, which reports to ``status``, with ``content`` as its input; everything that it prints.
+    ``descriptors``: what it inherits besides. Raises ToolError."""
+    def write(sink: BinaryIO) -> None:
+        sink.write(content)
+
+    output = io.BytesIO()
+    with Pipeline([command], feed=write, pass_fds=(status.descriptor, *descriptors)) as pipeline:
+        for chunk in pipeline.chunks(_READ):
+            output.write(chunk)
+    return output.getvalue()
 
 
 class Status:

@@ -37,17 +37,16 @@ def read(destination: Destination, server: str, backup_id: str) -> Committed | N
     """One manifest, or None when there is no such backup (any more)."""
     key = layout.manifest_key(server, backup_id)
     where = f"{destination.name}: {key}"
+    header: Header | DamagedError
     try:
         with destination.get(key) as stream:
             raw = stream.read()
-    except ObjectMissingError:
-        return None
-    header: Header | DamagedError
-    try:
         header = decode_header(raw, where=where)
         problem = _problem(header, server, backup_id)
         if problem:
             header = DamagedError(f"{where} is damaged", [f"{where}: {problem}"])
+    except ObjectMissingError:
+        return None
     except DamagedError as error:
         header = error
     return Committed(server, backup_id, header)

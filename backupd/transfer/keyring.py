@@ -13,7 +13,7 @@ import gnupg
 
 from backupd.model.errors import ToolError
 from backupd.process.command import Command, locate
-from backupd.transfer.gpg import short_home
+from backupd.transfer.gpg import Status, gpg, short_home, through
 
 WARN_DAYS = 30
 _HEX = re.compile(r"(?:0X)?([0-9A-F]{8,64})!?")
@@ -132,3 +132,15 @@ def _moment(text: str) -> datetime | None:
 
 def _on(moment: datetime | None) -> str:
     return f" on {moment:%Y-%m-%d %H:%M} UTC" if moment is not None else ""
+
+
+def public_keys(home: Path, fingerprints: Sequence[str]) -> bytes:
+    """These public keys in one armored block, to be imported elsewhere. Raises KeyUnusableError, ToolError."""
+    with Status() as status:
+        return through(gpg(home, status, "--no-autostart", "--armor", "--export", *fingerprints), status, b"")
+
+
+def is_revoked(home: Path, fingerprint: str) -> bool:
+    """Was the key (or the subkey) of this fingerprint revoked, as far as ``home`` knows? Raises ToolError."""
+    return any(part["trust"] == "r" or key["trust"] == "r" for key in _list_keys(home, secret=False)
+               for part in _parts(key) if part["fingerprint"] == fingerprint)

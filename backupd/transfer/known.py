@@ -45,6 +45,21 @@ def confirm(destination: Destination, objects: Iterable[StoredObject]) -> list[s
     return [item.name for item in objects if item.name in unusable or not _is_there(destination, item)]
 
 
+def unusable_objects(destination: Destination) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of objects that somebody is about to remove, and of those that are known to be damaged."""
+    return _tombstoned(destination), quarantined(destination)
+
+
+def missing(destination: Destination, items: Iterable[StoredObject]) -> list[str]:
+    """As ``confirm``, in few round trips: by listing, where a place is far away. Names, as far as they are missing or
+    of another size."""
+    wanted = {item.name: item.size for item in items}
+    for info in destination.list(layout.OBJECTS):
+        if wanted.get(name := layout.name_in(info.key)) == info.size:
+            del wanted[name]
+    return list(wanted)
+
+
 def _is_there(destination: Destination, item: StoredObject) -> bool:
     try:
         return destination.stat(layout.object_key(item.name)).size == item.size

@@ -215,13 +215,15 @@ class Holder:
 
     def _remove(self) -> None:
         failed: list[str] = []
-        for destination in self._destinations:
-            try:
-                destination.delete(self._lease.key)
-            except BackupdError as error:
-                failed.append(f"{destination.name}: {error.message}")
-        self.unremoved = tuple(failed)
-        _held.discard(self._lease.key)
+        try:
+            for destination in self._destinations:
+                try:
+                    destination.delete(self._lease.key)
+                except BackupdError as error:
+                    failed.append(f"{destination.name}: {error.message}")
+        finally:
+            self.unremoved = tuple(failed)
+            _held.discard(self._lease.key)
 
 
 def _boot() -> str:

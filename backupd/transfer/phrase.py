@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import io
 import secrets
 from pathlib import Path
-from typing import BinaryIO
 
 from backupd.model.errors import KeyUnusableError, ToolError
-from backupd.process.command import Command
-from backupd.process.pipeline import Pipeline
-from backupd.transfer.gpg import Status, gpg
+from backupd.transfer.gpg import Status, gpg, through
 from backupd.transfer.unseal import passphrase_options
 
 _GROUPS = 8
-_LONGEST = 4096
 
 
 def new_phrase() -> str:
@@ -39,7 +34,7 @@ def seal_phrase(phrase: str, fingerprint: str, home: Path) -> str:
         command = gpg(home, status, "--no-autostart", "--armor", "--recipient", fingerprint, "--encrypt",
                       "--output", "-")
         try:
-            return _through(command, status, f"{phrase}\n".encode()).decode("ascii")
+            return through(command, status, f"{phrase}\n".encode()).decode("ascii")
         except ToolError as error:
             raise KeyUnusableError(f"nothing can be sealed for the key {fingerprint}", detail=error.detail,
                                    hint="`backupd check` shows the state of every key") from error
@@ -50,20 +45,9 @@ def open_phrase(armored: str, home: Path, passphrase_file: Path | None) -> str:
     with Status() as status:
         command = gpg(home, status, *passphrase_options(passphrase_file), "--decrypt", "--output", "-")
         try:
-            opened = _through(command, status, armored.encode("ascii"))
+            opened = through(command, status, armored.encode("ascii"))
         except ToolError as error:
             raise KeyUnusableError(f"no secret key in {home} opens the challenge", detail=error.detail) from error
         if "DECRYPTION_OKAY" not in {line.keyword for line in status.lines()}:
             raise KeyUnusableError(f"gpg does not confirm that it opened the challenge with a key in {home}")
     return opened.decode("ascii", "replace").strip()
-
-
-def _through(command: Command, status: Status, content: bytes) -> bytes:
-    def write(sink: BinaryIO) -> None:
-        sink.write(content)
-
-    output = io.BytesIO()
-    with Pipeline([command], feed=write, pass_fds=(status.descriptor,)) as pipeline:
-        for chunk in pipeline.chunks(_LONGEST):
-            output.write(chunk)
-    return output.getvalue()

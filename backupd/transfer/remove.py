@@ -7,30 +7,41 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock, format_time, parse_time
-from backupd.model.errors import DamagedError, NotFoundError, ObjectMissingError, RefusedError
+from backupd.model.errors import BusyError, DamagedError, LockedError, NotFoundError, ObjectMissingError, RefusedError
 from backupd.model.manifest import Header
-from backupd.transfer.collect import Collected, collect, living_intents, living_pins
-from backupd.transfer.inventory import Committed, committed, read
+from backupd.transfer.brake import BRAKE, Brake
+from backupd.transfer.collect import Collected, collect_held, living_intents, living_pins, manifests, not_begun
+from backupd.transfer.erasing import Locks, each
+from backupd.transfer.inventory import Committed, backup_ids, read
 from backupd.transfer.keeping import Backup, Kept, kept_at
 from backupd.transfer.lease import Alive, is_alive
+from backupd.transfer.sweeping import await_sweeps, sweeping
 from storage import layout, objects
-from storage.destination import Destination, as_tree
+from storage.destination import Destination, ObjectInfo, as_tree
+
+_MANY = 256
+"""A backup of more objects than this is looked at by listing the pool, which is a page at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Since when a backup is marked deleted, and why; ``reason`` is empty where nobody said."""
+    """Since when a backup is marked deleted, and why; ``reason`` is empty where nobody said. ``confirmed``: a person
+    wants it, so no brake holds it."""
 
     at: datetime
     reason: str = ""
+    confirmed: bool = False
 
 
-def mark(destination: Destination, server: str, backup_id: str, now: datetime, *, reason: str = "") -> datetime:
+def mark(destination: Destination, server: str, backup_id: str, now: datetime, *, reason: str = "",
+         confirmed: bool = False) -> datetime:
     """Mark a backup deleted; since when it is. Marking again keeps the first time and reason.
 
     Raises NotFoundError. Whether the backup may be deleted at all (last chain, pins of the catalog) is decided before.
@@ -41,17 +52,24 @@ def mark(destination: Destination, server: str, backup_id: str, now: datetime, *
         raise _unknown(destination, server, backup_id) from None
     before = marked(destination, server).get((server, backup_id))
     if before is not None:
+        if confirmed and not before.confirmed:
+            _put_mark(destination, (server, backup_id), Mark(before.at, before.reason, confirmed=True))
         return before.at
-    note = json.dumps({"server": server, "backup": backup_id, "at": format_time(now), "reason": reason}, sort_keys=True)
-    destination.put(layout.mark_key(server, backup_id), io.BytesIO(note.encode("ascii")))
+    _put_mark(destination, (server, backup_id), Mark(now, reason, confirmed))
     return now
 
 
-def unmark(destination: Destination, server: str, backup_id: str, *, now: datetime, grace: timedelta) -> None:
-    """Take the mark away; nothing happens where there is none.
+def _put_mark(destination: Destination, backup: Backup, note: Mark) -> None:
+    document = {"server": backup[0], "backup": backup[1], "at": format_time(note.at), "reason": note.reason,
+                "confirmed": note.confirmed}
+    destination.put(layout.mark_key(*backup), io.BytesIO(json.dumps(document, sort_keys=True).encode("ascii")))
 
-    Raises RefusedError once the ``grace`` (the one that sweeps use) has passed, since a sweep may be at it right now,
-    and NotFoundError when the backup is gone.
+
+def unmark(destination: Destination, server: str, backup_id: str, *, now: datetime, grace: timedelta) -> None:
+    """Take the mark away; nothing happens where there is none. Whoever sweeps meanwhile may have read it before, so
+    the end of that is waited for: afterwards the backup is there for good, or gone.
+
+    Raises RefusedError once the ``grace`` has passed, and NotFoundError when the backup is gone.
     """
     since = marks(destination).get((server, backup_id))
     if since is not None and now - since >= grace:
@@ -60,6 +78,7 @@ def unmark(destination: Destination, server: str, backup_id: str, *, now: dateti
             detail=f"it was marked deleted at {format_time(since)} and its grace period has passed",
             hint="a sweep may be removing it now; raise the grace period if its manifest is still there")
     destination.delete(layout.mark_key(server, backup_id))
+    await_sweeps(destination, clock=lambda: now)
     try:
         destination.stat(layout.manifest_key(server, backup_id))
     except ObjectMissingError:
@@ -73,55 +92,100 @@ def marks(destination: Destination) -> dict[Backup, datetime]:
 
 def marked(destination: Destination, server: str | None = None) -> dict[Backup, Mark]:
     """Backups (of ``server``) marked deleted. A mark that cannot be read counts from when it was stored."""
-    found: dict[Backup, Mark] = {}
-    for info in list(destination.list(layout.MARKS if server is None else f"{layout.MARKS}{server}/")):
+    def look(info: ObjectInfo) -> tuple[Backup, Mark] | None:
         owner = layout.backup_of(info.key)
         if owner is None:
-            continue
+            return None
         try:
             with destination.get(info.key) as stream:
                 note = json.loads(stream.read())
-            found[owner] = Mark(parse_time(note["at"]), str(note.get("reason", "")))
+            return owner, Mark(parse_time(note["at"]), str(note.get("reason", "")), note.get("confirmed") is True)
         except ObjectMissingError:
-            continue
+            return None
         except (ValueError, KeyError, TypeError, AttributeError):
-            found[owner] = Mark(info.modified_at)
-    return found
+            return owner, Mark(info.modified_at)
+
+    infos = list(destination.list(layout.MARKS if server is None else f"{layout.MARKS}{server}/"))
+    return dict(found for found in each(look, infos) if found is not None)
 
 
 def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: frozenset[Backup] = frozenset(),
-          kept: Kept | None = None, alive: Alive = is_alive) -> Collected:
+          kept: Kept | None = None, alive: Alive = is_alive, brake: Brake = BRAKE) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Those of
     ``at_once`` (marked too) need not wait for their grace. What is kept on purpose, by ``kept`` or by what is written
     at the destination, stays whatever its mark says, and so does the last restorable chain of a server.
 
-    A backup stays while a restore pins it, an unmarked backup builds on it, or a backup of its server is being
-    written; ``held`` of the result says so. What builds on others goes before them, so that no step leaves an
-    increment alone.
+    A backup stays while a restore pins it, an unmarked backup builds on it, a backup of its server is being written, or
+    the ``brake`` holds what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may not
+    be removed yet. What builds on others goes before them, so that no step leaves an increment alone. While another
+    installation sweeps here, nothing is done.
     """
+    try:
+        with sweeping(destination, clock=clock, alive=alive) as lease:
+            return sweep_held(destination, clock=clock, grace=grace, at_once=at_once, kept=kept or Kept(), alive=alive,
+                              brake=brake, fence=lease.assert_held)
+    except (BusyError, LockedError) as error:
+        return not_begun(error)
+
+
+def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, at_once: frozenset[Backup], kept: Kept,
+               alive: Alive, brake: Brake, fence: Callable[[], None]) -> Collected:
+    """The same by somebody who is ``sweeping`` already; ``fence`` raises when that has ended."""
     now = clock()
     # Marks before pins and intents: whoever pins, or begins to build on a backup, and then finds no mark was early
     # enough to be seen here. Manifests after intents: a backup that ended in between is seen as one of the two.
-    dying = marks(destination)
-    due = {owner for owner, since in dying.items() if owner in at_once or now - since >= grace}
+    notes = marked(destination)
+    due = {owner for owner, note in notes.items() if owner in at_once or now - note.at >= grace}
     held: list[str] = []
-    for keeping in (kept or Kept(), kept_at(destination)):
+    for keeping in (kept, kept_at(destination)):
         staying = {owner for owner in due if keeping.covers(owner)}
         held += [f"{name} of {server}: {keeping.reason((server, name))}" for server, name in sorted(staying)]
         due -= staying
-    removed: list[str] = []
+    braked = _braked(destination, notes, due - at_once, brake) if due else []
+    held += braked
+    due = (due & at_once) | {owner for owner in due if notes[owner].confirmed} if braked else due
+    removed: list[Backup] = []
+    named: dict[Backup, frozenset[str]] = {}
+    locks = Locks()
     if due:
         removable = due - _in_use(destination, due, now, alive, held)
-        found = list(committed(destination))
-        removable -= _last_whole(destination, found, removable, set(dying), held)
+        found: list[_Outline] = []
+        for one in manifests(destination, backup_ids(destination)):
+            found.append(_outline(one))
+            if found[-1].backup in removable and isinstance(one.header, Header):
+                named[found[-1].backup] = frozenset(item.name for item in one.header.objects)
+        removable -= _last_whole(destination, found, removable, set(notes), held)
         removable -= _needed(found, removable, held)
+        stuck: set[Backup] = set()
         for server, backup_id in _children_first(found, removable):
-            _remove(destination, server, backup_id)
-            removed.append(backup_id)
-    result = collect(destination, clock=clock, alive=alive)
-    result.backups = removed
+            fence()
+            if stuck and (server, backup_id) in _needed(found, removable - stuck, held):
+                continue  # what builds on it could not go
+            if _remove(destination, server, backup_id, locks):
+                removed.append((server, backup_id))
+            else:
+                stuck.add((server, backup_id))
+    explained = frozenset().union(*(named.get(owner, frozenset()) for owner in removed))
+    result = collect_held(destination, clock=clock, alive=alive, brake=brake, fence=fence, explained=explained,
+                          locks=locks)
+    result.backups = [name for _server, name in removed]
     result.held = held + result.held
+    result.braked = braked + result.braked
     return result
+
+
+def _braked(destination: Destination, notes: Mapping[Backup, Mark], due: set[Backup], brake: Brake) -> list[str]:
+    """Why marks are not followed, when nobody has said that so many of one day are right."""
+    rules = {owner: notes[owner].at for owner in due if not notes[owner].confirmed}
+    if not rules:
+        return []
+    present = backup_ids(destination)
+    if not brake.holds(rules, present):
+        return []
+    told = (f"{len(rules)} of {len(present)} backups are marked to go, {brake.most(rules, present)} more in one day "
+            f"than came in it, and no more than {brake.limit(len(present))} may: `backupd retention SERVER --apply "
+            "--really` lets those of a server go")
+    return [told]
 
 
 def _in_use(destination: Destination, due: set[Backup], now: datetime, alive: Alive, held: list[str]) -> set[Backup]:
@@ -139,8 +203,25 @@ def _in_use(destination: Destination, due: set[Backup], now: datetime, alive: Al
     return (due & pinned) | busy
 
 
-def _parents(found: list[Committed]) -> dict[Backup, str | None]:
-    return {(item.server, item.backup_id): item.header.parent for item in found if isinstance(item.header, Header)}
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """What has to be remembered of a manifest: those of a large installation together fill the memory."""
+
+    backup: Backup
+    readable: bool
+    kind: str = ""
+    parent: str | None = None
+
+
+def _outline(found: Committed) -> _Outline:
+    backup = (found.server, found.backup_id)
+    if not isinstance(found.header, Header):
+        return _Outline(backup, readable=False)
+    return _Outline(backup, readable=True, kind=found.header.kind, parent=found.header.parent)
+
+
+def _parents(found: list[_Outline]) -> dict[Backup, str | None]:
+    return {item.backup: item.parent for item in found if item.readable}
 
 
 def _chain(owner: Backup, parents: dict[Backup, str | None]) -> list[Backup]:
@@ -151,15 +232,14 @@ def _chain(owner: Backup, parents: dict[Backup, str | None]) -> list[Backup]:
     return chain
 
 
-def _children_first(found: list[Committed], removable: set[Backup]) -> list[Backup]:
+def _children_first(found: list[_Outline], removable: set[Backup]) -> list[Backup]:
     parents = _parents(found)
     return sorted(removable, key=lambda owner: (-len(_chain(owner, parents)), owner))
 
 
-def _needed(found: list[Committed], removable: set[Backup], held: list[str]) -> set[Backup]:
+def _needed(found: list[_Outline], removable: set[Backup], held: list[str]) -> set[Backup]:
     """Those of ``removable`` on which a backup builds that stays, however many steps away."""
-    damaged = {item.server for item in found if not isinstance(item.header, Header)
-               and (item.server, item.backup_id) not in removable}
+    damaged = {item.backup[0] for item in found if not item.readable and item.backup not in removable}
     needed = {owner for owner in removable if owner[0] in damaged}
     held.extend(f"{name} of {server}: a damaged manifest of this server may build on it"
                 for server, name in sorted(needed))
@@ -172,9 +252,13 @@ def _needed(found: list[Committed], removable: set[Backup], held: list[str]) -> 
     return needed
 
 
-def is_whole(destination: Destination, server: str, backup_id: str) -> bool:
+Sizes = Callable[[], Mapping[str, int]]
+"""Gives the size of every stored object by its key."""
+
+
+def is_whole(destination: Destination, server: str, backup_id: str, sizes: Sizes | None = None) -> bool:
     """Is the backup here, its manifest and body what was written, everything that it names present in its size, and
-    nothing of it known to be damaged (in quarantine)? Reads no object."""
+    nothing of it known to be damaged (in quarantine)? Reads no object. ``sizes`` where somebody has listed the pool."""
     found = read(destination, server, backup_id)
     if found is None or not isinstance(found.header, Header):
         return False
@@ -183,10 +267,9 @@ def is_whole(destination: Destination, server: str, backup_id: str) -> bool:
     if any(item.name in bad for item in header.objects):
         return False
     folder = layout.backup_folder(server, backup_id)
-    wanted = [(layout.object_key(item.name), item.size) for item in header.objects]
-    wanted += [(folder + item.name, item.size) for item in header.side_files]
     try:
-        if not all(destination.stat(key).size == size for key, size in wanted):
+        there = all(destination.stat(folder + item.name).size == item.size for item in header.side_files)
+        if not (there and _has_objects(destination, header, sizes)):
             return False
         # Without its body nothing can be restored, and there is no quarantine for what is not in the pool.
         objects.fetch_side(destination, layout.body_key(server, backup_id), header.body)
@@ -195,7 +278,21 @@ def is_whole(destination: Destination, server: str, backup_id: str) -> bool:
     return True
 
 
-def _last_whole(destination: Destination, found: list[Committed], removable: set[Backup], dying: set[Backup],
+def _has_objects(destination: Destination, header: Header, sizes: Sizes | None) -> bool:
+    """Raises ObjectMissingError, too."""
+    wanted = {layout.object_key(item.name): item.size for item in header.objects}
+    if sizes is None and len(wanted) <= _MANY:
+        return all(each(lambda key: destination.stat(key).size == wanted[key], wanted))
+    there = sizes() if sizes is not None else pool_sizes(destination)
+    return all(there.get(key) == size for key, size in wanted.items())
+
+
+def pool_sizes(destination: Destination) -> dict[str, int]:
+    """The size of every stored object by its key."""
+    return {info.key: info.size for info in destination.list(layout.OBJECTS)}
+
+
+def _last_whole(destination: Destination, found: list[_Outline], removable: set[Backup], dying: set[Backup],
                 held: list[str]) -> set[Backup]:
     """Of each server that would be left without anything restorable and unmarked: the newest whole one, which must stay
     (with what it builds on, as everything that stays). A dump may lack tables, so none stands in for the last physical
@@ -203,13 +300,16 @@ def _last_whole(destination: Destination, found: list[Committed], removable: set
     kept: set[Backup] = set()
     parents = _parents(found)
 
-    def restorable(owner: Backup) -> bool:
-        return all(is_whole(destination, *member) for member in _chain(owner, parents))
+    @cache
+    def sizes() -> Mapping[str, int]:
+        return pool_sizes(destination)
 
-    dumps = {(item.server, item.backup_id) for item in found
-             if isinstance(item.header, Header) and item.header.kind == BackupKind.LOGICAL}
+    def restorable(owner: Backup) -> bool:
+        return all(is_whole(destination, *member, sizes=sizes) for member in _chain(owner, parents))
+
+    dumps = {item.backup for item in found if item.kind == BackupKind.LOGICAL}
     for server in sorted({owner[0] for owner in removable}):
-        ours = sorted(((item.server, item.backup_id) for item in found if item.server == server), reverse=True)
+        ours = sorted((item.backup for item in found if item.backup[0] == server), reverse=True)
         for family in ([owner for owner in ours if owner not in dumps], ours):
             if any(restorable(owner) for owner in family if owner not in dying or owner in kept):
                 continue
@@ -235,15 +335,18 @@ def restorable_at(destination: Destination, server: str, backup_id: str) -> bool
     return True
 
 
-def _remove(destination: Destination, server: str, backup_id: str) -> None:
-    """Manifest first: from then on it is no backup, and the rest is garbage. The mark goes last of all."""
-    destination.delete(layout.manifest_key(server, backup_id))
+def _remove(destination: Destination, server: str, backup_id: str, locks: Locks) -> bool:
+    """Manifest first: from then on it is no backup, and the rest is garbage. The mark goes last of all. False when it
+    may not be removed yet, and then nothing of it was."""
+    if not locks.delete(destination, layout.manifest_key(server, backup_id)):
+        return False
     tree = as_tree(destination)
     if tree is not None:
         tree.remove_tree(layout.tree_name(server, backup_id))
-    for info in list(destination.list(layout.backup_folder(server, backup_id))):
-        destination.delete(info.key)
-    destination.delete(layout.mark_key(server, backup_id))
+    folder = layout.backup_folder(server, backup_id)
+    locks.delete_all(destination, [info.key for info in destination.list(folder)])
+    locks.delete(destination, layout.mark_key(server, backup_id))
+    return True
 
 
 def _unknown(destination: Destination, server: str, backup_id: str) -> NotFoundError:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import BinaryIO
 import zstandard
 
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
+from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
 from backupd.transfer.gpg import Status, StatusLine, gpg
 from backupd.transfer.openpgp import outline
@@ -63,10 +65,7 @@ class Sealer:
             packed = [self._compressor().compress(view)]
         compressed()
         with Status() as status:
-            command = gpg(self._home, status, "--no-autostart", "--cipher-algo", "AES256",
-                          "--compress-algo", "none", "--no-armor",
-                          *(word for name in self.recipients for word in ("--recipient", name)),
-                          "--encrypt", "--output", "-")
+            command = self._command(status)
 
             def write(sink: BinaryIO) -> None:
                 sink.write(packed.pop())
@@ -81,6 +80,33 @@ class Sealer:
             self._check(status.lines(), sealed)
             return sealed.getvalue()
 
+    def seal_file(self, source: Path, target: Path) -> None:
+        """The same from file to file (0600, new), for what may be larger than memory. Raises as ``seal`` does, and
+        OSError; then nothing is left of ``target``."""
+        def write(sink: BinaryIO) -> None:
+            compressor = zstandard.ZstdCompressor(level=self._level, write_checksum=True)
+            with source.open("rb") as plain:
+                compressor.copy_stream(plain, sink, size=source.stat().st_size)
+
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as sealed, Status() as status:
+                try:
+                    with Pipeline([self._command(status)], feed=write, pass_fds=(status.descriptor,)) as pipeline:
+                        for chunk in pipeline.chunks(_READ):
+                            sealed.write(chunk)
+                except ToolError as error:
+                    raise _explained(error, status.lines()) from error
+                _assert_ended(status.lines())
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    def _command(self, status: Status) -> Command:
+        return gpg(self._home, status, "--no-autostart", "--cipher-algo", "AES256", "--compress-algo", "none",
+                   "--no-armor", *(word for name in self.recipients for word in ("--recipient", name)),
+                   "--encrypt", "--output", "-")
+
     def _compressor(self) -> zstandard.ZstdCompressor:
         """One for each thread: its tables are megabytes, and it must not be shared."""
         found: zstandard.ZstdCompressor | None = getattr(self._local, "compressor", None)
@@ -91,9 +117,7 @@ class Sealer:
 
     def _check(self, lines: Sequence[StatusLine], sealed: BytesIO) -> None:
         """gpg exited with 0: did it also say that it came to the end, and is the object what it should be?"""
-        if not any(line.keyword == "END_ENCRYPTION" for line in lines):
-            raise ToolError("gpg ended well but does not say that it has encrypted everything",
-                            detail="\n".join(f"{line.keyword} {line.text}" for line in lines))
+        _assert_ended(lines)
         try:
             found = len(outline(sealed.getbuffer()).key_ids)
         except DamagedError as error:
@@ -102,6 +126,12 @@ class Sealer:
         if found != len(self.recipients):
             raise KeyUnusableError(f"gpg encrypted for {found} keys where {len(self.recipients)} were named",
                                    hint="name each recipient once, by the fingerprint of its primary key")
+
+
+def _assert_ended(lines: Sequence[StatusLine]) -> None:
+    if not any(line.keyword == "END_ENCRYPTION" for line in lines):
+        raise ToolError("gpg ended well but does not say that it has encrypted everything",
+                        detail="\n".join(f"{line.keyword} {line.text}" for line in lines))
 
 
 def _explained(error: ToolError, lines: Sequence[StatusLine]) -> BackupdError:

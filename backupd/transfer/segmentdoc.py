@@ -123,9 +123,11 @@ def _read_segment(document: Mapping[str, Any]) -> SegmentHeader:
         server_version=document["server_version"], sha256=document["sha256"], remarks=tuple(document["remarks"]))
     if not is_log_name(segment.file, segment.number):
         raise ValueError(f"{segment.file[:120]!r} is not the name of binary log {segment.number}")
+    piece = any(layout.of_piece(name) for name, *_told in document["parts"])  # also when its end is known by now
     header = SegmentHeader(
         segment=segment, recipients=tuple(document["recipients"]), codec=document["codec"],
-        parts=tuple(_read_part(part, layout.part_name(index)) for index, part in enumerate(document["parts"])),
+        parts=tuple(_read_part(part, layout.part_name(index, piece=piece))
+                    for index, part in enumerate(document["parts"])),
         index=tuple(_read_part(part, layout.index_name(index)) for index, part in enumerate(document["index"])))
     if sum(part.size for part in header.parts) != segment.size:
         raise ValueError("its parts are not as long as it is")

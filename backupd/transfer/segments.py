@@ -17,9 +17,17 @@ from pathlib import Path
 
 from backupd.engine.binlogindex import decode_index
 from backupd.model.binlog import Branch, Ending, SegmentKey, Transaction
-from backupd.model.errors import DamagedError, DestinationError, NotFoundError, ObjectMissingError, RefusedError
+from backupd.model.errors import (
+    ArchivedError,
+    DamagedError,
+    DestinationError,
+    NotFoundError,
+    ObjectMissingError,
+    RefusedError,
+)
 from backupd.model.manifest import StoredObject
 from backupd.transfer.manifestio import get_bytes, put_bytes
+from backupd.transfer.relay import found_wrong
 from backupd.transfer.segmentdoc import (
     SealedPart,
     SegmentHeader,
@@ -117,13 +125,13 @@ def _put_part(destination: Destination, sealed: Sealed, item: StoredObject, now:
     try:
         info = destination.stat(key)
         fresh = info.size == item.size and abs(now - info.modified_at) < _FRESH
-        if fresh and not objects.problem(destination, key, item):
+        if fresh and not _problem(destination, key, item):
             return
     except ObjectMissingError:
         pass
     with sealed.open(item) as stream:
         destination.put(key, stream)
-    if problem := objects.problem(destination, key, item):
+    if problem := _problem(destination, key, item):
         raise _lost(destination, key, problem)
 
 
@@ -192,7 +200,7 @@ def put_branch(destination: Destination, branch: Branch) -> None:
     try:
         if get_bytes(destination, key) == document:
             return
-    except ObjectMissingError:
+    except (ObjectMissingError, DamagedError):
         pass
     put_bytes(destination, key, document)
 
@@ -273,9 +281,18 @@ def _damaged(destination: Destination, key: str, what: str) -> DamagedError:
 
 def problems(destination: Destination, header: SegmentHeader) -> dict[str, str]:
     """Re-reads everything of a segment but its header: what is wrong, by key. Needs no private key."""
-    found = {header.folder + item.name: objects.problem(destination, header.folder + item.name, item)
+    found = {header.folder + item.name: _problem(destination, header.folder + item.name, item)
              for item in header.sealed}
     return {key: problem for key, problem in found.items() if problem}
+
+
+def _problem(destination: Destination, key: str, item: StoredObject) -> str:
+    """What is wrong with the bytes under ``key``, by reading them; where they lie in an archive class, by the checksum
+    that the place recorded. Raises ArchivedError where it has none."""
+    try:
+        return objects.problem(destination, key, item)
+    except ArchivedError:
+        return found_wrong(destination, key, item)
 
 
 def remove(destination: Destination, server: str, key: SegmentKey) -> None:
@@ -303,10 +320,10 @@ def strays(destination: Destination, *, now: datetime) -> Strays:
     for info in destination.list(layout.BINLOGS):
         owner = layout.segment_of(info.key)
         if owner is None:
-            if layout.branch_of(info.key) is None:
+            if layout.branch_of(info.key.removesuffix(layout.SIGNATURE)) is None:
                 strangers.append(info.key)
             continue
-        if owner[2] != layout.SEGMENT and not layout.is_sealed_log(owner[2]):
+        if owner[2].removesuffix(layout.SIGNATURE) != layout.SEGMENT and not layout.is_sealed_log(owner[2]):
             strangers.append(info.key)
             continue
         above = info.key.rpartition("/")[0]

@@ -30,14 +30,16 @@ _FLAGGED = 22
 class Sealing:
     """Seals one segment. ``transaction`` and ``plain`` may come in any order, then ``finish``.
 
-    ``folder`` is made afresh. All methods raise ToolError and KeyUnusableError as Sealer does, and OSError.
+    ``folder`` is made afresh. ``piece``: of a file that still grows; its parts are named so. All methods raise
+    ToolError and KeyUnusableError as Sealer does, and OSError.
     """
 
-    def __init__(self, folder: Path, sealer: Sealer) -> None:
+    def __init__(self, folder: Path, sealer: Sealer, *, piece: bool = False) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
         self._folder = folder
         self._sealer = sealer
+        self._piece = piece
         self._parts: list[SealedPart] = []
         self._index: list[SealedPart] = []
         self._lines = bytearray(index_head())
@@ -81,7 +83,7 @@ class Sealing:
         if start == 0 and len(data) >= _FLAGGED:
             data[:_FLAGGED] = clear_flag(bytes(data[:_FLAGGED]))
         digest.update(data)
-        return self._seal(layout.part_name(len(self._parts)), data)
+        return self._seal(layout.part_name(len(self._parts), piece=self._piece), data)
 
     def _close_index(self) -> None:
         self._index.append(self._seal(layout.index_name(len(self._index)), self._lines))

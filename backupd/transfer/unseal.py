@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -9,11 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import zstandard
+
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
+from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
 from backupd.transfer.gpg import Status, StatusLine, gpg
 from backupd.transfer.openpgp import Outline, outline
-from backupd.transfer.zstdframe import FrameDecoder
+from backupd.transfer.zstdframe import WINDOW_LIMIT, FrameDecoder
 
 AT_ONCE = 8
 """gpg processes that may decrypt at the same time. gpg-agent 2.2 does it all within 32 KiB of locked memory:
@@ -62,6 +66,37 @@ class Unsealer:
                 time.sleep(random.uniform(0.02, 0.1) * 2**attempt)  # noqa: S311  spreading, not secrecy
         raise AssertionError("unreachable")
 
+    def unseal_file(self, source: BinaryIO, target: Path) -> None:
+        """The same from a stream to a new file (0600), for what may be larger than memory. Raises as ``unseal`` does,
+        and OSError; then nothing is left of ``target``."""
+        def write(sink: BinaryIO) -> None:
+            while piece := source.read(_SLICE):
+                sink.write(piece)
+
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as plain, _slots, Status() as status:
+                pipeline = Pipeline([self._command(status)], feed=write, pass_fds=(status.descriptor,))
+                decoder = zstandard.ZstdDecompressor(max_window_size=WINDOW_LIMIT).decompressobj()
+                try:
+                    with pipeline:
+                        for chunk in pipeline.chunks(_SLICE):
+                            plain.write(decoder.decompress(chunk))
+                except ToolError as error:
+                    keys = (line.text.split()[0] for line in status.lines() if line.keyword == "ENC_TO" and line.text)
+                    told = self._explained(error, status.lines(), Outline(tuple(keys)))
+                    raise (told.error if isinstance(told, _AgentBusyError) else told) from error
+                except zstandard.ZstdError as error:
+                    raise _damaged(f"the compressed data is damaged: {error}") from error
+                if not _is_confirmed(status) or not decoder.eof or decoder.unused_data:
+                    raise _damaged("it is cut off, or gpg does not confirm its integrity")
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    def _command(self, status: Status) -> Command:
+        return gpg(self._home, status, *passphrase_options(self._passphrase_file), "--decrypt", "--output", "-")
+
     def _attempt(self, stored: bytes, form: Outline, limit: int) -> bytes:
         decoder = FrameDecoder(limit)
 
@@ -69,8 +104,7 @@ class Unsealer:
             sink.write(stored)
 
         with Status() as status:
-            command = gpg(self._home, status, *passphrase_options(self._passphrase_file), "--decrypt", "--output", "-")
-            pipeline = Pipeline([command], feed=write, pass_fds=(status.descriptor,))
+            pipeline = Pipeline([self._command(status)], feed=write, pass_fds=(status.descriptor,))
             try:
                 with pipeline:
                     for chunk in pipeline.chunks(_SLICE):
@@ -79,8 +113,8 @@ class Unsealer:
                 killed = any(code is not None and code < 0 for code in pipeline.returncodes)
                 raise (error if killed or not pipeline.exited
                        else self._explained(error, status.lines(), form)) from error
-            words = {line.keyword for line in status.lines()}
-        if not {"DECRYPTION_OKAY", "GOODMDC"} <= words or words & {"DECRYPTION_FAILED", "BADMDC"}:
+            confirmed = _is_confirmed(status)
+        if not confirmed:
             raise _damaged("gpg does not confirm its integrity")
         return decoder.result()
 
@@ -112,6 +146,11 @@ class Unsealer:
                 f"gpg could not use the secret key for {keys}", detail=error.detail,
                 hint=f"look at the agent: gpg-connect-agent --homedir {self._home} /bye"))
         return error
+
+
+def _is_confirmed(status: Status) -> bool:
+    words = {line.keyword for line in status.lines()}
+    return {"DECRYPTION_OKAY", "GOODMDC"} <= words and not words & {"DECRYPTION_FAILED", "BADMDC"}
 
 
 def _damaged(reason: str) -> DamagedError:

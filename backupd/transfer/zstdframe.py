@@ -12,7 +12,7 @@ import zstandard
 
 from backupd.model.errors import DamagedError
 
-_WINDOW_LIMIT = 128 * 1024 * 1024
+WINDOW_LIMIT = 128 * 1024 * 1024
 """Bytes of memory that a frame may ask for; the zstd program has the same limit."""
 _EMPTY_FRAME = 32
 """Bytes that a frame of nothing has at the most: header, one block, checksum."""
@@ -46,7 +46,7 @@ class FrameDecoder:
                 raise _damaged("the zstd frame does not tell its size")
             if size > self._limit:
                 raise _damaged(f"it holds {size} bytes where {self._limit} are expected")
-            decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_LIMIT)
+            decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_LIMIT)
             if size == 0:
                 return _nothing(decompressor, bytes(self._frame))
             plain = decompressor.decompress(self._frame, allow_extra_data=False)

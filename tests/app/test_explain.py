@@ -267,11 +267,19 @@ def test_one_that_keeps_everything_fills_up_without_growing(wiring: Wiring, monk
     assert room(wiring, "local") == []
 
 
-def test_an_empty_or_boundless_place_has_no_forecast(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_place_has_no_forecast_and_a_boundless_one_only_grows(wiring: Wiring, monkeypatch: pytest.MonkeyPatch,
+                                                                       ) -> None:
     assert forecast(wiring, "local") is None
-    taken(wiring, 1, GB)
+    for number in range(5):
+        taken(wiring, number + 1, 8 * GB * 1.25 ** -number, new=GB)
     monkeypatch.setattr(Wiring, "destination", lambda _self, name: MemoryDestination(name))
-    assert forecast(wiring, "local") is None
+    found = forecast(wiring, "local")
+    assert found is not None
+    assert (found.free, found.filling.day, found.is_soon) == (None, None, False)
+    after = {day: stored / GB for day, stored in found.as_json()["bytes_stored_after"].items()}
+    assert after == pytest.approx({day: 5 * 1.25 ** int(day) for day in ("7", "14", "30")}, rel=0.001)
+    assert found.text.startswith("4.7 GiB are stored, by its growth 22.2 GiB after 7 days, ")
+    assert "no limit is known (shop-db1 x1.25 a day" in found.text
     assert room(wiring, "local") == []
 
 

@@ -181,17 +181,45 @@ def test_verify_reads_the_logs_and_the_catalog_learns_which_copies_are_good(
     assert (done.ok, done.binlogs) == (True, 6)
     assert all(copy.verified_at is not None for record in wiring.catalog.binlogs.segments(SERVER, BRANCH.id)
                for copy in record.destinations.values())
-    spoil(wiring, "local", logs[1], "part-00000.zst.gpg")
-    segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[2]))
+    for place in ("local", "offsite"):
+        spoil(wiring, place, logs[1], "part-00000.zst.gpg")
     done = verify(wiring, SERVER, None, progress)
     assert [(damage.destination, damage.problem.partition(" ")[0]) for damage in done.damages] == [
-        ("local", "holds"), ("offsite", "missing")]
+        ("local", "holds"), ("offsite", "holds")]
+    assert not done.ok
     assert [(run.destination, run.first_number, run.last_number) for run in wiring.catalog.binlogs.runs(SERVER)] == [
-        ("local", 1, 1), ("local", 3, 3), ("offsite", 1, 2)]
+        ("local", 1, 1), ("local", 3, 3), ("offsite", 1, 1), ("offsite", 3, 3)]
     spoil(wiring, "local", logs[1], "part-00000.zst.gpg")
-    store(wiring, keys, logs[2:3], places=("offsite",))
     assert verify(wiring, None, None, progress).ok
     assert [run.segments for run in wiring.catalog.binlogs.runs(SERVER)] == [3, 3], "good again"
+
+
+def test_verify_puts_logs_right_from_another_destination(wiring: Wiring, keys: Keys,
+                                                         logs: tuple[RealLog, ...]) -> None:
+    store(wiring, keys, logs[:3])  # sealed for each place by itself, so no part is like that of the other place
+    spoil(wiring, "local", logs[1], "part-00000.zst.gpg")
+    spoil(wiring, "local", logs[0], "segment.json")
+    segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[2]))
+    done = verify(wiring, SERVER, None, progress)
+    assert done.ok
+    assert sorted((damage.destination, damage.repaired_from) for damage in done.damages) == [
+        ("local", "offsite"), ("local", "offsite"), ("offsite", "local")]
+    again = verify(wiring, SERVER, None, progress)
+    assert (again.damages, again.binlogs) == ((), 6)
+    assert [run.segments for run in wiring.catalog.binlogs.runs(SERVER)] == [3, 3]
+    event, = wiring.catalog.events.list(kind="rot-repaired", server=SERVER)[-1:]
+    assert "replaced by those of offsite" in event.message
+    assert fsck(wiring, mend=False).ok
+
+
+def test_logs_that_were_removed_from_the_beginning_are_not_brought_back(wiring: Wiring, keys: Keys,
+                                                                        logs: tuple[RealLog, ...]) -> None:
+    store(wiring, keys, logs[:3])
+    segments.remove(wiring.destination("offsite"), SERVER, key_of(logs[0]))
+    damage, = verify(wiring, SERVER, None, progress).damages
+    assert (damage.destination, damage.repaired_from) == ("offsite", "")
+    assert "removed" in damage.trouble
+    assert segments.of_file(wiring.destination("offsite"), SERVER, BRANCH.id, logs[0].number) == []
 
 
 def test_verify_of_a_share_reads_every_log_in_as_many_days(wiring: Wiring, keys: Keys,

@@ -68,6 +68,7 @@ def test_whole_files_open_everywhere_and_leave_the_spool(tmp_path: Path, clock: 
             assert target.read_bytes() == log.archived
             assert tuple(segments.read_index(destination, header, unsealer)) == log.transactions
         assert list(segments.branches(destination, "shop")) == [house.branch]
+        assert sum(layout.cold_kind(info.key) == "log" for info in destination.list(layout.BINLOGS)) == len(logs)
     assert house.books.of("disk") == house.books.of("memory") == [house.key(log) for log in logs]
     first, second = (house.books.segments["disk", house.key(log)] for log in logs[:2])
     assert first.gtids_after == second.gtids_before != ""
@@ -93,6 +94,7 @@ def test_a_growing_file_is_shipped_at_checkpoints_and_only_when_it_changed(house
         assert house.keys("one")[-1] == house.key(log, b, c)
     pieces = [house.books.segments["one", key] for key in house.keys("one")]
     assert [piece.ending for piece in pieces] == [Ending.OPEN] * 3
+    assert {layout.cold_kind(info.key) for info in one.list(layout.BINLOGS)} == {None}  # they are replaced soon
     assert sum(piece.transactions for piece in pieces) == log.cuts.index(c) + 1
     assert [piece.gtids_after for piece in pieces[:-1]] == [piece.gtids_before for piece in pieces[1:]]
 

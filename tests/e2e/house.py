@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.dice import size
 from tests.support.keys import Keys
 from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server
 
 BACKUPD = str(Path(sys.executable).with_name("backupd"))
 SERVER = "shop-db1"
+LONGEST = size(300, 3000)
+"""Seconds that a command may take before it counts as one that hangs."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class House:
         return subprocess.Popen([BACKUPD, *args], env=self.environment(), text=True, stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
-    def run(self, *args: str, timeout: float = 300) -> Done:
+    def run(self, *args: str, timeout: float = LONGEST) -> Done:
         """Run ``backupd ARGS`` whatever it answers; a traceback is always a failure."""
         with self.popen(*args) as process:
             try:
@@ -98,13 +101,13 @@ class House:
         assert "Traceback" not in err, err
         return Done(process.returncode, out, err)
 
-    def ok(self, *args: str, timeout: float = 300) -> Any:
+    def ok(self, *args: str, timeout: float = LONGEST) -> Any:
         """Run with --json, expect success, give the document."""
         done = self.run(*args, "--json", timeout=timeout)
         assert done.code == 0, done.all
         return done.json
 
-    def fails(self, *args: str, code: int = 1, timeout: float = 300) -> Done:
+    def fails(self, *args: str, code: int = 1, timeout: float = LONGEST) -> Done:
         done = self.run(*args, timeout=timeout)
         assert done.code == code, f"exit {done.code} where {code} was expected\n{done.all}"
         return done

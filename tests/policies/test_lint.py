@@ -115,6 +115,11 @@ def test_only_folders_is_no_off_site_copy(tmp_path: Path) -> None:
     disks = TWO.replace("{type: s3, bucket: acme-backups}", "{type: filesystem, path: /mnt/nas}")
     assert [text.partition(":")[0] for text in advised(tmp_path, COMPLETE, disks)] == ["destinations"]
     assert advice(loaded(tmp_path, COMPLETE, disks).policies["gold"]) == []
+    away = disks.replace("path: /mnt/nas}", "path: /mnt/nas, off_site: true}")
+    assert advised(tmp_path, COMPLETE, away) == []
+    for wanted, field in (("{copies: 3}", "protection.copies"), ("{off_site: 2}", "protection.off_site")):
+        told = advised(tmp_path, f"{COMPLETE}protection: {wanted}\n", away)
+        assert [text.partition(":")[0] for text in told] == [field]
 
 
 def _servers(number: int) -> str:

@@ -54,10 +54,17 @@ class Shelf:
         roots = "".join(f"  {name}: {{type: filesystem, path: {self.roots.get(name, self.base / name)}}}\n"
                         for name in self.places)
         listed = "".join(f"  {name}: {{policy: gold, socket: /run/none.sock}}\n" for name in servers)
-        file = self.base / "backupd.yaml"
-        file.write_text(f"spool: {self.base}/spool\npolicies: {folder}\nservers:\n{listed}destinations:\n{roots}"
+        self.file.write_text(f"spool: {self.base}/spool\npolicies: {folder}\nservers:\n{listed}destinations:\n{roots}"
                         f"encryption: {{gnupg_home: {self.base}, recipients: [ops@example.com]}}\n")
-        self.wiring = Wiring(load_settings(file), self.catalog, self.clock)
+        self.reread()
+
+    @property
+    def file(self) -> Path:
+        return self.base / "backupd.yaml"
+
+    def reread(self) -> None:
+        """Read what is written now."""
+        self.wiring = Wiring(load_settings(self.file), self.catalog, self.clock)
 
     def at(self, place: str = "local") -> Destination:
         return self.wiring.destination(place)

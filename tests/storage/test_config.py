@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from storage.config import FilesystemConfig
+from storage.config import FilesystemConfig, SftpConfig
 from storage.registry import open_destination, open_destinations
 
 
 def test_opening_touches_nothing(tmp_path: Path) -> None:
-    config = FilesystemConfig(type="filesystem", path=tmp_path / "backups")
+    config = FilesystemConfig.model_validate({"type": "filesystem", "path": tmp_path / "backups"})
     found = open_destinations({"local": config, "other": config})
     assert list(found) == ["local", "other"]
     assert found["local"].name == "local"
@@ -26,3 +26,13 @@ def test_opening_touches_nothing(tmp_path: Path) -> None:
 def test_a_wrong_configuration_is_refused(document: dict[str, str]) -> None:
     with pytest.raises(ValidationError):
         FilesystemConfig.model_validate(document)
+
+
+def test_what_an_sftp_command_could_take_for_something_else_is_refused() -> None:
+    good = {"type": "sftp", "host": "vault.example.com", "user": "backupd", "path": "/srv/b a'ckups", "key_file": "/k",
+            "known_hosts": "/h"}
+    assert SftpConfig.model_validate(good).is_off_site
+    for field, value in (("user", "-oProxyCommand=x"), ("host", "-x"), ("path", "/srv/../etc"), ("path", "/srv/a\nb"),
+                         ("path", "srv"), ("port", 0), ("password", "x")):
+        with pytest.raises(ValidationError):
+            SftpConfig.model_validate(good | {field: value})

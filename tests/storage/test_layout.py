@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import DamagedError, UsageError
 from backupd.model.manifest import Entry, Part
 from storage import layout, treenames
@@ -28,6 +29,26 @@ def test_the_names_are_those_of_the_page() -> None:
     assert layout.quarantine_key(NAME) == f"quarantine/{NAME}.json"
     assert layout.mark_key("s", ID) == f"marks/s/{ID}.json"
     assert layout.tree_name("s", ID) == f"servers/s/{ID}"
+
+
+def test_only_sealed_parts_of_files_and_of_whole_binary_logs_may_be_cold() -> None:
+    folder = layout.segment_folder("s", SegmentKey(ID, 7, 0, 100))
+    assert layout.cold_kind(layout.object_key(NAME)) == "object"
+    assert layout.cold_kind(folder + layout.part_name(3)) == "log"
+    assert layout.is_sealed_log(layout.part_name(3, piece=True))
+    for key in (folder + layout.part_name(3, piece=True), folder + layout.index_name(0), folder + layout.SEGMENT,
+                layout.branch_key("s", ID), layout.manifest_key("s", ID), layout.body_key("s", ID),
+                layout.unpack_key("s", ID), layout.config_key("s", ID), layout.runbook_key("s", ID),
+                layout.mark_key("s", ID), layout.REPOSITORY, layout.RECOVER):
+        assert layout.cold_kind(key) is None
+
+
+def test_leases_and_marks_come_and_go_and_what_is_stored_does_not() -> None:
+    assert all(layout.comes_and_goes(key) for key in (
+        layout.intent_key(ID), layout.pin_key(ID), layout.tombstone_key(NAME), layout.quarantine_key(NAME),
+        layout.mark_key("s", ID), layout.keep_key("s", ID), layout.hold_key("s")))
+    assert not any(layout.comes_and_goes(key) for key in (
+        layout.object_key(NAME), layout.manifest_key("s", ID), layout.branch_key("s", ID), layout.REPOSITORY))
 
 
 def test_every_key_passes_its_own_check() -> None:

@@ -11,12 +11,10 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-
-import pytest
 
 from tests.support.s3server import ACCESS_KEY, REGION, SECRET_KEY, make_bucket, plain_client, write_credentials
 from tests.support.serving import ServiceDiedError, end_service, free_port, start_service
@@ -108,10 +106,3 @@ class MotoServer:
                                          {"Content-Type": "application/json"}, method="POST")
         with urllib.request.urlopen(request, timeout=30) as answer:
             answer.read()
-
-
-@pytest.fixture(scope="session")
-def moto_server() -> Iterator[MotoServer]:
-    """One for the session: use a bucket of your own."""
-    with MotoServer() as server:
-        yield server

@@ -12,12 +12,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
-
-import pytest
 
 from tests.support.serving import ServiceDiedError, end_service, free_port, start_service
 
@@ -45,9 +42,12 @@ def why_not() -> str:
 
 
 class S3Server:
-    """Use as a context manager, or ``start`` and ``remove``. ``folder``: one folder per bucket, one file per object."""
+    """Use as a context manager, or ``start`` and ``remove``. ``folder``: one folder per bucket, one file per object.
 
-    def __init__(self) -> None:
+    ``encrypted``: it speaks TLS, with ``certificate``, which vouches for itself.
+    """
+
+    def __init__(self, *, encrypted: bool = False) -> None:
         self.base = Path(tempfile.mkdtemp(prefix="bt-s3-", dir=os.environ.get("BACKUPD_TEST_TMP", "/tmp")))
         self.folder = self.base / "buckets"
         self.credentials_file = self.base / "credentials"
@@ -56,6 +56,7 @@ class S3Server:
         for name in ("buckets", "versions", "accounts"):
             (self.base / name).mkdir()
         write_credentials(self.credentials_file, ACCESS_KEY, SECRET_KEY)
+        self.certificate = _certificate(self.base) if encrypted else None
         self._made: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -70,6 +71,8 @@ class S3Server:
             address = f"127.0.0.1:{self.port}"
             argv = [str(server_program()), "--port", address, "--region", REGION, "--keep-alive", "--quiet",
                     "--iam-dir", str(self.base / "accounts"),
+                    *(["--cert", str(self.certificate), "--key", str(self.certificate.with_suffix(".key"))]
+                      if self.certificate else []),
                     "posix", "--versioning-dir", str(self.base / "versions"), *self._where_to_note(), str(self.folder)]
             try:
                 self._process = start_service(argv, self.log, self.port, environment=environment)
@@ -114,11 +117,11 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}"
 
     def client(self, access: str = ACCESS_KEY, secret: str = SECRET_KEY) -> S3Client:
         """A client of boto3's own, to look behind the driver; the caller closes it."""
-        return plain_client(self.endpoint, access, secret)
+        return plain_client(self.endpoint, access, secret, self.certificate)
 
     def bucket(self, name: str, versioning: bool = False, lock: bool = False) -> dict[str, Any]:
         """Make a bucket (one that is there stays as it is); the fields of an S3Config for it."""
@@ -161,19 +164,19 @@ def make_bucket(client: S3Client, name: str, *, versioning: bool, lock: bool) ->
         client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
 
 
-def plain_client(endpoint: str, access: str, secret: str) -> S3Client:
+def _certificate(folder: Path) -> Path:
+    """A certificate for 127.0.0.1 that vouches for itself; its key lies beside it as ``tls.key``."""
+    made = folder / "tls.crt"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                    "-subj", "/CN=backupd tests", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2",
+                    "-keyout", str(folder / "tls.key"), "-out", str(made)], check=True, capture_output=True)
+    return made
+
+
+def plain_client(endpoint: str, access: str, secret: str, certificate: Path | None = None) -> S3Client:
     import boto3  # costs half a second, which tests without S3 need not spend
     from botocore.config import Config
 
     session = boto3.Session(aws_access_key_id=access, aws_secret_access_key=secret, region_name=REGION)
-    return session.client("s3", endpoint_url=endpoint,
+    return session.client("s3", endpoint_url=endpoint, verify=str(certificate) if certificate else None,
                           config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1}))
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[S3Server]:
-    """One server for the session: use a bucket of your own."""
-    if why := why_not():
-        pytest.skip(why)
-    with S3Server() as server:
-        yield server

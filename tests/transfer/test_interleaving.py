@@ -22,13 +22,16 @@ import pytest
 from backupd.model.errors import BackupdError, ObjectMissingError
 from backupd.model.manifest import StoredObject, decode_header, encode_header
 from backupd.transfer import remove
-from backupd.transfer.collect import _Collection, collect
+from backupd.transfer.brake import BRAKE
+from backupd.transfer.collect import _Collection, collect_held
+from backupd.transfer.erasing import Locks
 from backupd.transfer.intent import intents
 from backupd.transfer.inventory import committed
+from backupd.transfer.keeping import Kept
 from backupd.transfer.known import confirm, load_known
 from backupd.transfer.lease import Lease, Owner
 from backupd.transfer.pin import pins
-from backupd.transfer.remove import mark, sweep
+from backupd.transfer.remove import mark, sweep_held
 from storage import layout, objects
 from storage.destination import Capability, Destination, ObjectInfo, Space
 from storage.memory import MemoryDestination
@@ -268,7 +271,7 @@ def deletion(collector: type[_Collection] = _Collection, alive: Callable[[Lease,
              rounds: int = 1) -> Program:
     """The older backup vanishes at any moment, whatever runs, and what it named is collected."""
     def run(place: Stepped) -> str:
-        remove._remove(place, "shop", backup_id(1))
+        remove._remove(place, "shop", backup_id(1), Locks())
         for _round in range(rounds):
             collector(place, place.clock, alive).run()
         return "swept"
@@ -278,7 +281,9 @@ def deletion(collector: type[_Collection] = _Collection, alive: Callable[[Lease,
 
 def sweeping(place: Stepped) -> str:
     mark(place, "shop", backup_id(1), place.clock())
-    sweep(place, clock=place.clock, grace=timedelta(0), alive=always)
+    # Its lease is between those who remove: of them there is one here.
+    sweep_held(place, clock=place.clock, grace=timedelta(0), at_once=frozenset(), kept=Kept(), alive=always,
+               brake=BRAKE, fence=lambda: None)
     return "swept"
 
 
@@ -303,7 +308,8 @@ def whole(world: World, outcomes: tuple[str, str]) -> None:
                     objects.fetch(world.place, item)
                 except BackupdError as error:
                     raise LostError(str(error)) from error
-        collect(world.place, clock=lambda: world.now() + timedelta(days=9), alive=never)
+        collect_held(world.place, clock=lambda: world.now() + timedelta(days=9), alive=never, brake=BRAKE,
+                     fence=lambda: None)
     if outcomes[0] == "gave up" and backup_id(1) not in names:
         assert list(world.place.list(layout.OBJECTS)) == [], "garbage that no collection finds"
 

@@ -14,15 +14,18 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from backupd.model.clock import Clock
 from backupd.model.errors import ObjectMissingError
 from backupd.model.manifest import decode_header, encode_header
 from backupd.transfer import remove
-from backupd.transfer.collect import Collected, collect, living_intents
+from backupd.transfer.brake import BRAKE
+from backupd.transfer.collect import Collected, collect_held, living_intents
+from backupd.transfer.erasing import Locks
 from backupd.transfer.intent import _trouble
-from backupd.transfer.inventory import Committed, backup_ids, committed
-from backupd.transfer.keeping import Backup
+from backupd.transfer.inventory import backup_ids, committed
+from backupd.transfer.keeping import Backup, Kept
 from backupd.transfer.lease import Lease, Owner
-from backupd.transfer.remove import mark, marks, sweep
+from backupd.transfer.remove import mark, marks, sweep_held
 from storage.destination import Destination
 from storage.memory import MemoryDestination
 from tests.transfer.stock import Stock, backup_id
@@ -110,7 +113,13 @@ def deletion(sweeping: Sweep, alive: Callable[[Lease, datetime], bool] = always)
 
 
 def real(destination: Destination, place: Stepped, alive: Callable[[Lease, datetime], bool]) -> object:
-    return sweep(destination, clock=place.clock, grace=timedelta(0), alive=alive)
+    # Its lease is between those who remove: of them there is one here.
+    return _sweep(destination, place.clock, alive)
+
+
+def _sweep(destination: Destination, clock: Clock, alive: Callable[[Lease, datetime], bool]) -> Collected:
+    return sweep_held(destination, clock=clock, grace=timedelta(0), at_once=frozenset(), kept=Kept(), alive=alive,
+                      brake=BRAKE, fence=lambda: None)
 
 
 def world_with_two_full_backups() -> World:
@@ -133,7 +142,7 @@ def unbroken(world: World, outcomes: tuple[str, str]) -> None:
         if OTHER not in names or (outcomes[0] == "committed" and not {FULL, INCREMENT} <= names):
             raise LostError(outcomes)
         world.hours += 100
-        sweep(world.place, clock=world.now, grace=timedelta(0), alive=never)
+        _sweep(world.place, world.now, never)
 
 
 @pytest.mark.parametrize("alive", [always, never], ids=["seen alive", "taken for dead"])
@@ -162,7 +171,7 @@ def marks_after_intents(place: Stepped) -> str:
     running = living_intents(place, place.clock(), always)
     mark(place, "shop", FULL, place.clock())
     due = set() if running else set(marks(place))
-    _finish(place, due, list(committed(place)), place, always)
+    _finish(place, due, list(map(remove._outline, committed(place))), place, always)
     return "swept"
 
 
@@ -170,7 +179,7 @@ def manifests_before_intents(destination: Destination, place: Stepped,
                              alive: Callable[[Lease, datetime], bool]) -> object:
     """An increment that ends in between is seen neither as a manifest nor as an intent."""
     due = set(marks(destination))
-    found = list(committed(destination))
+    found = list(map(remove._outline, committed(destination)))
     if living_intents(destination, place.clock(), alive):
         due = set()
     return _finish(destination, due, found, place, alive)
@@ -180,15 +189,15 @@ def asks_no_manifest(destination: Destination, place: Stepped, alive: Callable[[
     """As if the catalog always knew who builds on whom."""
     due = set() if living_intents(destination, place.clock(), alive) else set(marks(destination))
     for server, name in due:
-        remove._remove(destination, server, name)
-    return collect(destination, clock=place.clock, alive=alive)
+        remove._remove(destination, server, name, Locks())
+    return collect_held(destination, clock=place.clock, alive=alive, brake=BRAKE, fence=lambda: None)
 
 
-def _finish(destination: Destination, due: set[Backup], found: list[Committed], place: Stepped,
+def _finish(destination: Destination, due: set[Backup], found: list[remove._Outline], place: Stepped,
             alive: Callable[[Lease, datetime], bool]) -> Collected:
     for server, name in due - remove._needed(found, due, []):
-        remove._remove(destination, server, name)
-    return collect(destination, clock=place.clock, alive=alive)
+        remove._remove(destination, server, name, Locks())
+    return collect_held(destination, clock=place.clock, alive=alive, brake=BRAKE, fence=lambda: None)
 
 
 @pytest.mark.parametrize(("rules", "program"), [

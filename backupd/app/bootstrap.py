@@ -1,0 +1,225 @@
+"""What lies at every destination for the day on which nothing else is left: sealed copies of the catalog and of the
+configuration, proofs, and ``RECOVER.md``, which needs no key to be read.
+
+Two installations may share a destination: each keeps the newest of its own copies and touches no others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from backupd.app.configcopy import configuration_tar
+from backupd.app.incidents import Incidents, Pair
+from backupd.app.logs import say
+from backupd.app.proofkeeping import keep_proofs
+from backupd.app.recover import recover_text
+from backupd.app.trust import signed_servers, signing
+from backupd.app.wiring import Wiring
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    DestinationError,
+    LockedError,
+    ObjectMissingError,
+    RefusedError,
+)
+from backupd.model.event import Event, Severity
+from backupd.model.ids import new_id
+from backupd.process.durable import write_whole
+from backupd.process.folders import locked_folder, remove_dead
+from backupd.transfer.inventory import backup_ids
+from backupd.transfer.manifestio import get_bytes, put_bytes
+from backupd.transfer.remove import marks
+from backupd.transfer.seal import Sealer
+from storage import layout
+from storage.destination import Destination, ObjectInfo
+
+KEPT = 24
+"""Copies of the catalog, and of the configuration, that each installation keeps at each destination."""
+PAUSE = timedelta(hours=1)
+"""The least time between two copies of the catalog at one destination."""
+COPIES = Pair("copies-failed", "copies-stored")
+_FOLDER = "copies-"
+_NOTE = "copies.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What was put at one destination: keys, "" where what is there is still good. ``proofs``: how many; ``problem``:
+    why not all of it was."""
+
+    destination: str
+    catalog: str = ""
+    configuration: str = ""
+    recover: bool = False
+    proofs: int = 0
+    problem: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"destination": self.destination, "catalog": self.catalog, "configuration": self.configuration,
+                "recover": self.recover, "proofs": self.proofs, "problem": self.problem}
+
+
+def after_job(wiring: Wiring) -> None:
+    """After a backup or a test restore: what is missing at the destinations is put. Never raises for their sake: what
+    fails is an event, and is tried again after the next job."""
+    try:
+        told = write_copies(wiring)
+    except BusyError:
+        return  # another job of this moment is at it
+    except BackupdError as error:
+        say("copies-failed", str(error), level=logging.WARNING)
+        return
+    incidents = Incidents(wiring.catalog)
+    for one in told:
+        now = wiring.clock()
+        if one.problem:
+            say("copies-failed", f"{one.destination}: {one.problem}", level=logging.WARNING)
+            incidents.broken(COPIES, Event(
+                now, COPIES.broken, Severity.WARNING, "the catalog and the configuration could not be copied to "
+                f"destination {one.destination}", subject=one.destination, detail=one.problem,
+                hint="backups are not concerned; after the next job it is tried again, or now: backupd catalog copy"))
+        else:
+            incidents.mended(COPIES, Event(
+                now, COPIES.mended, Severity.INFO, "the catalog and the configuration are copied to destination "
+                f"{one.destination} again", subject=one.destination))
+
+
+def write_copies(wiring: Wiring, *, now: bool = False) -> tuple[Copied, ...]:
+    """Bring every destination that can be reached up to date; ``now``: also where the last copy is younger than
+    ``PAUSE``.
+
+    A destination that fails is told in the answer. Raises KeyUnusableError, CatalogError, RefusedError for the spool,
+    BusyError when another process is at it.
+    """
+    with wiring.locked("copies", "another process is just copying the catalog to the destinations"):
+        usable = wiring.usable_destinations()
+        away = [Copied(name, problem=error.message) for name, error in sorted(wiring.unreachable().items())]
+        spool = wiring.settings.spool
+        try:
+            remove_dead(spool, _FOLDER)
+            with locked_folder(spool / f"{_FOLDER}{new_id(wiring.clock())}", mode=0o700) as folder:
+                writer = _Writer(wiring, folder, now=now)
+                return (*(writer.write(destination) for destination in usable), *away)
+        except OSError as error:
+            raise RefusedError(f"the spool {spool} cannot be used: {error.strerror or error}",
+                               hint="make room there; copies of the catalog are made in it") from error
+
+
+class _Writer:
+    """Seals each thing once, when the first destination wants it."""
+
+    def __init__(self, wiring: Wiring, folder: Path, *, now: bool) -> None:
+        self._wiring, self._folder, self._now = wiring, folder, now
+        self._at = wiring.clock()
+        self._installation = hashlib.sha256(wiring.identity_key()).hexdigest()[:12]
+        _keys, self._recipients = wiring.recipients()
+        encryption = wiring.settings.encryption
+        self._sealer = Sealer(self._recipients, encryption.gnupg_home, level=encryption.compression_level)
+        self._signed = signed_servers(wiring.settings)
+        self._signing = signing(wiring.settings) if self._signed else None
+        self._note = _Note(wiring.settings.spool / _NOTE)
+        self._made: dict[str, tuple[Path, str]] = {}
+
+    def write(self, destination: Destination) -> Copied:
+        catalog = configuration = ""
+        recover, proofs = False, 0
+        try:
+            proofs = keep_proofs(self._wiring, destination, self._sealer)
+            configuration = self._put(destination, layout.CONFIGURATIONS,
+                                      layout.configuration_key(self._at, self._installation))
+            catalog = self._put(destination, layout.CATALOGS, layout.catalog_key(self._at, self._installation))
+            if catalog or configuration or self._now:
+                recover = self._put_text(destination)
+        except DestinationError as error:
+            return Copied(destination.name, catalog, configuration, recover, proofs, str(error))
+        return Copied(destination.name, catalog, configuration, recover, proofs)
+
+    def _put(self, destination: Destination, folder: str, key: str) -> str:
+        ours = own_copies(destination, folder, self._installation)
+        last = layout.copy_of(ours[-1].key) if ours else None
+        if folder == layout.CATALOGS and last and not self._now and timedelta() <= self._at - last[0] < PAUSE:
+            return ""
+        plain, digest = self._plain(folder)
+        if last is not None and self._note.get(destination.name, folder) == digest:
+            return ""
+        with self._sealed(plain).open("rb") as stream:
+            destination.put(key, stream)
+        self._note.set(destination.name, folder, digest)
+        self._prune(destination, ours)
+        return key
+
+    def _plain(self, folder: str) -> tuple[Path, str]:
+        """What is to be copied there, and its digest."""
+        if folder not in self._made:
+            file = self._folder / folder.strip("/")
+            if folder == layout.CATALOGS:
+                self._wiring.catalog.write_snapshot(file)
+            else:
+                file.write_bytes(configuration_tar(self._wiring.settings, self._recipients))
+            with file.open("rb") as content:
+                self._made[folder] = (file, hashlib.file_digest(content, "sha256").hexdigest())
+        return self._made[folder]
+
+    def _sealed(self, plain: Path) -> Path:
+        sealed = plain.with_suffix(layout.SEALED)
+        if not sealed.exists():
+            self._sealer.seal_file(plain, sealed)
+        return sealed
+
+    def _prune(self, destination: Destination, ours: Sequence[ObjectInfo]) -> None:
+        for info in ours[:max(0, len(ours) + 1 - KEPT)]:
+            try:
+                destination.delete(info.key)
+            except LockedError:
+                return  # a rule of the place keeps it for now; a later copy tries again
+
+    def _put_text(self, destination: Destination) -> bool:
+        text = recover_text(destination.name, self._wiring.settings.destination(destination.name), newest(destination),
+                            recipients=self._recipients, signing=self._signing, signed=self._signed).encode()
+        try:
+            if get_bytes(destination, layout.RECOVER) == text:
+                return False
+        except ObjectMissingError:
+            pass
+        put_bytes(destination, layout.RECOVER, text)
+        return True
+
+
+def own_copies(destination: Destination, folder: str, installation: str | None = None) -> list[ObjectInfo]:
+    """Copies below ``folder`` (of one ``installation``), oldest first."""
+    found = [(copy, info) for info in destination.list(folder) if (copy := layout.copy_of(info.key)) is not None]
+    return [info for copy, info in sorted(found, key=lambda item: item[0])
+            if installation is None or copy[1] == installation]
+
+
+def newest(destination: Destination) -> dict[str, str]:
+    """Of each server that has backups there, the newest that is not marked deleted."""
+    dying = marks(destination)
+    return {server: backup_id for server, backup_id in backup_ids(destination) if (server, backup_id) not in dying}
+
+
+class _Note:
+    """Digests of what was put last, by destination and folder, in the spool. Losing it costs one more copy."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {}
+        self._digests: dict[str, str] = found if isinstance(found, dict) else {}
+
+    def get(self, destination: str, folder: str) -> str | None:
+        return self._digests.get(f"{destination}/{folder}")
+
+    def set(self, destination: str, folder: str, digest: str) -> None:
+        self._digests[f"{destination}/{folder}"] = digest
+        write_whole(self._file, json.dumps(self._digests, sort_keys=True).encode())

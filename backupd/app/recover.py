@@ -1,0 +1,266 @@
+"""``RECOVER.md``: what a destination says to somebody who has nothing but it and a private key.
+
+It is in the clear, so it names servers and backups (as the keys there do), and no schema, table, account or secret. Its
+shell blocks are one script that is cut into steps.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from shlex import quote
+from typing import Any
+
+from backupd.transfer.signature import Signing
+from storage import layout
+from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
+
+_OF_ITS_HOST = frozenset({"path", "credentials_file", "profile", "ca_file", "key_file", "known_hosts", "max_upload",
+                          "max_download"})
+"""Fields that say something about the host that was lost only."""
+_VARIABLE = re.compile(r"@@([A-Z_]+)@@")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How to get at a destination. ``settings``: shell that defines ``newest FOLDER`` and ``fetch KEY``; ``fields``:
+    its configuration, with ``@@NAME@@`` for variables of the shell."""
+
+    words: str
+    needs: str
+    settings: str
+    fields: Mapping[str, Any]
+
+
+def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str], *, recipients: Sequence[str],
+                 signing: Signing | None = None, signed: Collection[str] = ()) -> str:
+    """Markdown. ``name``: what the destination is called; ``newest``: of each server with backups there the id of the
+    newest; ``recipients``: fingerprints of the keys of which each opens everything; ``signed``: servers of which only
+    what is signed is believed, as ``signing`` says."""
+    place = _place(config)
+    servers = sorted(newest)
+    encryption: dict[str, Any] = {"gnupg_home": "@@GNUPGHOME@@", "recipients": list(recipients)}
+    if signing is not None:
+        encryption["trusted_signers"] = list(signing.trusted)
+    policy = {"physical": {"full": "every 365d"}, "destinations": {"required": [name]}}
+    return _TEXT.format(
+        version=version("backupd"), words=place.words, needs=place.needs, settings=place.settings.strip(),
+        recipients=_bullets(recipients), first=servers[0] if servers else "NAME", name=name,
+        signers=_SIGNERS.format(keys=_bullets(signing.trusted)) if signing is not None else "",
+        rows="\n".join(f"- `{server}`: `{layout.runbook_key(server, newest[server])}`"
+                       for server in servers) or "- none",
+        destinations=_here({name: place.fields}), encryption=_here(encryption), policy=_here(policy),
+        signed_policy=_here({**policy, "signed": True}),
+        servers=_here({server: {"policy": "signed" if server in signed else "unsigned", "owner": "@@OWNER@@"}
+                       for server in servers}),
+        cold=_COLD.format(classes=" or ".join(classes)) if (classes := _cold(config)) else "",
+        configurations=layout.CONFIGURATIONS, catalogs=layout.CATALOGS)
+
+
+def _place(config: DestinationConfig) -> _Place:
+    fields = {name: value for name, value in config.model_dump(mode="json", exclude_unset=True).items()
+              if name not in _OF_ITS_HOST and value is not None}
+    if isinstance(config, FilesystemConfig):
+        return _Place("This folder", "- this folder, whose path you set as `REPOSITORY`", _FOLDER,
+                      {**fields, "path": "@@REPOSITORY@@"})
+    if isinstance(config, S3Config):
+        return _Place(
+            f"This bucket, `{config.bucket}`" + (f", below `{config.prefix}/`," if config.prefix else ""),
+            "- `aws`, and credentials that may list and read this bucket, where it finds them: "
+            "`AWS_SHARED_CREDENTIALS_FILE`, or `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, are exported"
+            + (", and `AWS_CA_BUNDLE`, since its certificate is of an authority of its own" if config.ca_file else ""),
+            (_S3_STYLE.format(style=config.addressing) if config.addressing != "auto" else "")
+            + _S3.format(place=quote(f"s3://{config.bucket}/" + (f"{config.prefix}/" if config.prefix else "")),
+                       options="".join(f" {option} {quote(value)}" for option, value in (
+                           ("--endpoint-url", config.endpoint_url), ("--region", config.region)) if value)), fields)
+    return _Place(
+        f"This folder, `{config.path}` on {config.host},",
+        "- `sftp`, a private SSH key that this host lets in, whose path you set as `SFTP_KEY`, and a file with the "
+        "host's own key, whose path you set as `KNOWN_HOSTS`",
+        _SFTP.format(target=quote(f"{config.user}@{config.host}"), port=config.port, folder=quote(_batch(config.path))),
+        {**_required(config), **fields, "key_file": "@@SFTP_KEY@@", "known_hosts": "@@KNOWN_HOSTS@@"})
+
+
+def _cold(config: DestinationConfig) -> list[str]:
+    """Classes in which something lies that has to be thawed before it can be read."""
+    used = {config.storage_class, config.binlog_storage_class} if isinstance(config, S3Config) else set()
+    return sorted(f"`{name}`" for name in used & {"GLACIER", "DEEP_ARCHIVE"})
+
+
+def _required(config: SftpConfig) -> Mapping[str, Any]:
+    return {"path": config.path}
+
+
+def _batch(path: str) -> str:
+    """A path inside double quotes, as sftp reads them in a batch."""
+    return path.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _bullets(words: Sequence[str]) -> str:
+    return "\n".join(f"- `{word}`" for word in words)
+
+
+def _here(document: Mapping[str, Any]) -> str:
+    """As JSON, which YAML understands, inside a here-document that replaces variables."""
+    text = json.dumps(document, ensure_ascii=False, sort_keys=True)
+    return _VARIABLE.sub(r"$\1", re.sub(r"([\\$`])", r"\\\1", text))
+
+
+_FOLDER = """
+: "${REPOSITORY:?the path of the folder that holds this text}"
+newest() { ls "$REPOSITORY/$1" | sort | tail -n 1; }
+fetch() { cat "$REPOSITORY/$1"; }
+"""
+
+_S3 = """
+PLACE={place}
+newest() {{ aws{options} s3 ls "$PLACE$1" | awk '{{print $4}}' | sort | tail -n 1; }}
+fetch() {{ aws{options} s3 cp --only-show-errors "$PLACE$1" -; }}
+"""
+
+_S3_STYLE = """
+printf '[default]\\ns3 =\\n    addressing_style = %s\\n' {style} > "$BASE/aws-config"
+export AWS_CONFIG_FILE="$BASE/aws-config"
+"""
+
+_SFTP = """
+: "${{SFTP_KEY:?the private key that opens the host}}"
+: "${{KNOWN_HOSTS:?the file with the key of the host}}"
+PLACE={folder}
+batch() {{ sftp -q -b - -i "$SFTP_KEY" -o "UserKnownHostsFile=$KNOWN_HOSTS" -P {port} {target}; }}
+newest() {{ printf 'ls -1 "%s/%s"\\n' "$PLACE" "$1" | batch | grep -E '[.]gpg$' | sed 's|.*/||' | sort | tail -n 1; }}
+fetch() {{ printf 'get "%s/%s" "%s"\\n' "$PLACE" "$1" "$BASE/fetched" | batch > /dev/null; cat "$BASE/fetched"; }}
+"""
+
+_SIGNERS = """
+Descriptions of backups here are signed. Only signatures of these keys count, and you have to know the fingerprints from
+elsewhere, since whoever can write here can write this text, too:
+
+{keys}
+"""
+
+_COLD = """
+Some of what is needed may lie in the class {classes}, where it cannot be read before it was thawed, which takes hours
+and costs money: the plan says how many, and how much. With `THAW` set to `expedited`, `standard` or `bulk` the restore
+asks for it and waits.
+"""
+
+_TEXT = """\
+# Recovery from nothing but this
+
+{words} holds backups of MySQL or MariaDB servers, made by backupd {version}. Everything in it but this text, the
+runbooks, and lists of sizes and digests is encrypted. This text is written anew after each backup. It holds no secret,
+and no key is needed to read it.
+
+## What you need
+
+{needs}
+- the **private key** that belongs to one of these, in a GnuPG home whose path you set as `GNUPGHOME`; without one of
+  them nothing here can be opened by anybody:
+
+{recipients}
+
+- `gpg`, `zstd` and `tar`
+- a host with the database server of the release that a backup was taken from, and the tool that took it; each
+  backup's `RUNBOOK.md` names them
+- for the way that needs the least work: backupd, of version {version} or newer
+{signers}
+The newest backup of each server, with its runbook:
+
+{rows}
+
+## With backupd
+
+As root. All that the recovery itself makes lies in `BASE`; the server's data comes to `DATADIR`, which has to be empty
+or missing, on a file system with room for it. `SERVER` is one of the names above. `TO` is `latest`, or a time such as
+`2026-11-21T09:41:03Z`.
+
+### 1. Settings
+
+```sh
+set -eu
+umask 022
+: "${{GNUPGHOME:?the GnuPG home with the private key}}"
+: "${{DATADIR:?the empty or missing data directory to restore into}}"
+: "${{SERVER:={first}}}"
+: "${{TO:=latest}}"
+: "${{BASE:=/var/lib/backupd-recovery}}"
+: "${{OWNER:=mysql}}"
+export GNUPGHOME
+mkdir -p "$BASE/policies"
+mkdir -p -m 0700 "$BASE/old"
+{settings}
+```
+
+If the key has a passphrase, write it into a file that only root can read, and set `PASSPHRASE_FILE` to its path.
+
+### 2. What was configured
+
+The configuration that was lost, with its policies and the public keys. Look into it for what the servers need besides
+their data: it is put to `BASE/old`, and is not used by the steps below.
+
+```sh
+fetch "{configurations}$(newest {configurations})" > "$BASE/configuration.gpg"
+gpg --batch --quiet ${{PASSPHRASE_FILE:+--pinentry-mode loopback --passphrase-file "$PASSPHRASE_FILE"}} \\
+    --decrypt "$BASE/configuration.gpg" | zstd -q -d | tar -x -C "$BASE/old"
+gpg --batch --quiet --import "$BASE/old/public-keys.asc"
+```
+
+### 3. A configuration for the recovery
+
+Nothing is deleted under it, and no backup is taken as long as the service does not run.
+
+```sh
+cat > "$BASE/backupd.yaml" <<END
+catalog: sqlite:///$BASE/catalog.db
+spool: $BASE/spool
+policies: $BASE/policies
+servers: {servers}
+destinations: {destinations}
+encryption: {encryption}
+restore:
+  gnupg_home: $GNUPGHOME
+  scratch: {{path: $BASE/scratch}}
+  ${{PASSPHRASE_FILE:+passphrase_file: $PASSPHRASE_FILE}}
+END
+cat > "$BASE/policies/unsigned.yaml" <<END
+{policy}
+END
+cat > "$BASE/policies/signed.yaml" <<END
+{signed_policy}
+END
+export BACKUPD_CONFIG="$BASE/backupd.yaml"
+```
+
+### 4. Find out what there is
+
+```sh
+backupd catalog rebuild --from {name}
+backupd backups
+backupd timeline "$SERVER"
+```
+
+### 5. Restore
+{cold}
+```sh
+backupd plan "$SERVER" --to "$TO"
+backupd restore "$SERVER" --to "$TO" --datadir "$DATADIR" ${{THAW:+--thaw "$THAW"}}
+```
+
+Start the database server on `DATADIR`, and look at it. The other servers come back in the same way, with another
+`SERVER` and `DATADIR`. Afterwards make a new installation out of what is in `BASE/old`, and rebuild its catalog in
+the same way.
+
+## Without backupd
+
+Each backup has a `RUNBOOK.md`, which restores it with `gpg`, `zstd`, `tar`, `sh` and the database's own programs: those
+of the newest backups are named above, and the others lie beside them, one folder for each backup. Folders are named by
+the time of the backup, in UTC.
+
+Copies of the catalog lie in `{catalogs}`, the newest name last. Decrypted and unpacked
+(`gpg -d FILE | zstd -d > catalog.db`) each is an SQLite database; `SELECT id, server, kind, finished_at FROM backups`
+lists what there was.
+"""

@@ -1,0 +1,39 @@
+"""What a sweep tells: once when something keeps it from removing, once when that is over."""
+
+from __future__ import annotations
+
+from backupd.app.incidents import Incidents, Pair
+from backupd.app.wiring import Wiring
+from backupd.model.event import Event, Severity
+from backupd.transfer.collect import Collected
+from storage.destination import Destination
+
+LOCKED = Pair("removal-locked", "removal-unlocked")
+BRAKED = Pair("removal-braked", "removal-released")
+
+
+def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
+    """Record what ``swept`` says of locks and of the brake. Raises CatalogError."""
+    name = destination.name
+    if swept.locked:
+        _broken(wiring, LOCKED, name, Severity.INFO, f"destination {name} does not let go of {swept.locked} files yet",
+                swept.lock, "nothing is lost, and it is tried again with each removal; a lock ends by itself, missing "
+                "rights do not")
+    elif not swept.skipped:
+        _mended(wiring, LOCKED, name, f"destination {name} lets everything go that is due")
+    if swept.braked:
+        _broken(wiring, BRAKED, name, Severity.WARNING, f"too much would go at once at destination {name}",
+                "\n".join(swept.braked), "look at what is marked and by whom: backupd backups; `backupd backups "
+                "undelete ID` keeps one")
+    elif not swept.skipped:
+        _mended(wiring, BRAKED, name, f"nothing at destination {name} waits for a word any more")
+
+
+def _broken(wiring: Wiring, pair: Pair, place: str, severity: Severity, message: str, detail: str, hint: str) -> None:
+    Incidents(wiring.catalog).broken(pair, Event(at=wiring.clock(), kind=pair.broken, severity=severity, subject=place,
+                                                 message=message, detail=detail, hint=hint))
+
+
+def _mended(wiring: Wiring, pair: Pair, place: str, message: str) -> None:
+    Incidents(wiring.catalog).mended(pair, Event(at=wiring.clock(), kind=pair.mended, severity=Severity.INFO,
+                                                 subject=place, message=message))

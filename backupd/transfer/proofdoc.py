@@ -1,0 +1,99 @@
+"""Proofs and witnesses at a destination, sealed: they outlive the catalog, and they name tables."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from backupd.model.clock import parse_time
+from backupd.model.errors import DamagedError, ObjectMissingError
+from backupd.model.proof import Check, Phase, Proof, Witness
+from backupd.transfer.seal import Sealer
+from backupd.transfer.unseal import Unsealer
+from storage import layout
+from storage.destination import Destination
+
+FORMAT = "backupd-proof/1"
+_LIMIT = 256 * 1024 * 1024
+"""Most bytes of one; a witness of a million tables has half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWitness:
+    """A witness as it is kept: with its id, and the backup in whose very moment it was read, if any."""
+
+    id: str
+    witness: Witness
+    backup_id: str | None
+
+    @property
+    def server(self) -> str:
+        return self.witness.server
+
+
+Kept = Proof | KeptWitness
+
+
+def put(destination: Destination, kept: Kept, sealer: Sealer) -> None:
+    """Store it sealed; again is harmless."""
+    with io.BytesIO(sealer.seal(_encoded(kept))) as stream:
+        destination.put(layout.proof_key(kept.server, kept.id), stream)
+
+
+def load(destination: Destination, server: str, proof_id: str, unsealer: Unsealer) -> Kept | None:
+    """What lies there; None where it is gone. Raises DamagedError, KeyUnusableError."""
+    key = layout.proof_key(server, proof_id)
+    try:
+        with destination.get(key) as stream:
+            sealed = stream.read()
+    except ObjectMissingError:
+        return None
+    where = f"{destination.name}: {key}"
+    try:
+        kept = _decoded(json.loads(unsealer.unseal(sealed, limit=_LIMIT)))
+        if (kept.server, kept.id) != (server, proof_id):
+            raise ValueError(f"it belongs to {kept.id} of {kept.server}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
+                           hint="no backup depends on it; delete it there, and test that backup anew") from error
+    return kept
+
+
+def listed(destination: Destination, server: str | None = None) -> Iterator[tuple[str, str]]:
+    """(server, id) of every proof and witness there, oldest first within a server. Reads none."""
+    for info in destination.list(layout.PROOFS if server is None else f"{layout.PROOFS}{server}/"):
+        owner = layout.proof_of(info.key)
+        if owner is not None:
+            yield owner
+
+
+def remove(destination: Destination, server: str, proof_id: str) -> None:
+    destination.delete(layout.proof_key(server, proof_id))
+
+
+def _encoded(kept: Kept) -> bytes:
+    document: dict[str, Any] = {"format": FORMAT}
+    if isinstance(kept, KeptWitness):
+        # as_json rounds the seconds for readers; what is kept is exact
+        document["witness"] = {**kept.witness.as_json(), "seconds": kept.witness.seconds}
+        document |= {"id": kept.id, "backup": kept.backup_id}
+    else:
+        document["proof"] = {**kept.as_json(), "phases": [[p.name, p.seconds, p.bytes] for p in kept.phases]}
+    return json.dumps(document, sort_keys=True).encode()
+
+
+def _decoded(document: dict[str, Any]) -> Kept:
+    if document["format"] != FORMAT:
+        raise ValueError(f"format {document['format']!r} is not known to this version")
+    if "witness" in document:
+        return KeptWitness(document["id"], Witness.from_json(document["witness"]), document["backup"])
+    data = document["proof"]
+    return Proof(
+        id=data["id"], server=data["server"], backup_id=data["backup"], target=data["target"],
+        outcome=data["outcome"], started_at=parse_time(data["started_at"]), finished_at=parse_time(data["finished_at"]),
+        phases=tuple(Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"]),
+        checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in data["checks"]),
+        tables_compared=int(data["tables_compared"]), error=data["error"])

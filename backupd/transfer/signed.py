@@ -1,0 +1,117 @@
+"""A destination whose documents of record are signed: each is put behind its signature, and believed only with one.
+
+Manifests, descriptions of segments and of branches are what everything else is known by: they hold the digests of all
+the rest. The signature lies beside its document and is put before it, so that no document is ever seen without one.
+Where a document replaces another one, both signatures lie there for the moment in between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from typing import BinaryIO
+
+from backupd.model.errors import DamagedError, ObjectMissingError
+from backupd.transfer.signature import Signing, problem_of, sign
+from storage import layout
+from storage.destination import Destination, ObjectInfo
+from storage.forwarding import ForwardingDestination
+
+_REMEMBERED = 50_000
+"""Digests of documents whose signature was found good: about 8 MB."""
+_UNSIGNED = "it has no signature"
+
+
+class SignedDestination(ForwardingDestination):
+    """``inner`` with signatures of the documents about those servers for which ``wanted`` says so.
+
+    Reading one that nobody whom we trust vouches for raises DamagedError in words; so whoever reads through it has no
+    way to believe it. All else passes through unchanged.
+    """
+
+    def __init__(self, inner: Destination, signing: Signing, wanted: Callable[[str], bool]) -> None:
+        super().__init__(inner)
+        self._signing = signing
+        self._wanted = wanted
+        self._good: set[bytes] = set()
+
+    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        """Raises KeyUnusableError where it has to be signed and cannot be; then nothing was put."""
+        if not self._is_signed(key):
+            return self._inner.put(key, stream)
+        document = stream.read()
+        place = layout.signature_key(key)
+        before = self._read(place)
+        if before is not None and not problem_of(self._signing, document, before):
+            return self._inner.put(key, io.BytesIO(document))  # it was signed elsewhere, and copied to here
+        made = sign(self._signing, document)
+        replaces = before is not None and self._read(key) is not None
+        self._inner.put(place, io.BytesIO(made + before if replaces and before else made))
+        info = self._inner.put(key, io.BytesIO(document))
+        if replaces:
+            self._inner.put(place, io.BytesIO(made))
+        return info
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        if not self._is_signed(key):
+            return self._inner.get(key, offset=offset, length=length)
+        document = self.as_it_lies(key)
+        problem = self._problem(key, document)
+        if problem:
+            raise DamagedError(f"{self.name}: {key} is not believed", [f"{self.name}: {key}: {problem}"],
+                               hint=self._hint(problem))
+        end = None if length is None else offset + length
+        return io.BytesIO(document[offset:end])
+
+    def delete(self, key: str) -> None:
+        self._inner.delete(key)
+        if self._is_signed(key):
+            self._inner.delete(layout.signature_key(key))
+
+    def unsigned(self, key: str) -> bool:
+        """Has the document under ``key`` no signature at all? Raises ObjectMissingError where there is no such one."""
+        self._inner.stat(key)
+        return self._is_signed(key) and self._read(layout.signature_key(key)) is None
+
+    def as_it_lies(self, key: str) -> bytes:
+        """The document under ``key``, believed or not. Raises ObjectMissingError."""
+        with self._inner.get(key) as stream:
+            return stream.read()
+
+    def sign(self, key: str) -> None:
+        """Vouch for the document that lies under ``key`` now, whoever put it there. Raises KeyUnusableError,
+        ObjectMissingError."""
+        self._inner.put(layout.signature_key(key), io.BytesIO(sign(self._signing, self.as_it_lies(key))))
+
+    def _is_signed(self, key: str) -> bool:
+        server = layout.signed_of(key)
+        return server is not None and self._wanted(server)
+
+    def _problem(self, key: str, document: bytes) -> str:
+        digest = hashlib.sha256(document).digest()
+        if digest in self._good:
+            return ""
+        signatures = self._read(layout.signature_key(key))
+        if signatures is None:
+            self._inner.stat(key)  # being removed in this moment, it is simply not there
+            return _UNSIGNED
+        problem = problem_of(self._signing, document, signatures)
+        if not problem:
+            if len(self._good) >= _REMEMBERED:
+                self._good.clear()
+            self._good.add(digest)
+        return problem
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            return self.as_it_lies(key)
+        except ObjectMissingError:
+            return None
+
+    def _hint(self, problem: str) -> str:
+        if problem == _UNSIGNED:
+            return ("somebody else put it there, or it is older than `signed: true` in the policy: if so, and you know "
+                    f"that nobody tampered with it, sign it: backupd catalog sign {self.name}")
+        return ("restore from another destination's copy; if the key was changed, name the old one in "
+                "encryption.trusted_signers, too")

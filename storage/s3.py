@@ -1,0 +1,364 @@
+"""A destination in a bucket of Amazon S3, or of any server that speaks like it.
+
+What takes how much memory says ``storage.s3upload``; a stream that is read takes 2 MiB. Reading does not check
+digests: who reads has the one that was stored, and compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import secrets
+import time
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from botocore.exceptions import ClientError
+
+from backupd.model.clock import Clock, format_time
+from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingError, RefusedError
+from storage import layout, s3archive
+from storage.config import S3Config
+from storage.destination import Capability, Coldness, ObjectInfo, Space, Tier
+from storage.folder import FORMAT
+from storage.s3client import BEGIN_SECONDS, READ_SECONDS, Bucket
+from storage.s3download import open_download
+from storage.s3errors import code_of, is_missing, status_of
+from storage.s3upload import SHA256, TOKEN, Upload
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef, ListMultipartUploadsOutputTypeDef
+
+_CHUNK = 1 << 20
+_TRUSTED_SECONDS = 30.0
+"""How long the marker, once seen, is not looked for again when a key is missing."""
+ABANDONED = timedelta(days=1)
+"""Nobody can tell from here whether another machine's unfinished upload goes on: one so old does not."""
+_NEVER_REPLACED = frozenset({layout.MANIFEST})
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class S3Destination:
+    """Nothing is touched before the first call. ``read_seconds``: how long an answer may take, ``begin_seconds``: until
+    when a request is tried again."""
+
+    def __init__(self, name: str, config: S3Config, *, clock: Clock = utc_now, read_seconds: float = READ_SECONDS,
+                 begin_seconds: float = BEGIN_SECONDS) -> None:
+        self._bucket = Bucket(name, config, read_seconds=read_seconds, begin_seconds=begin_seconds)
+        self._config = config
+        self._clock = clock
+        self._seen: float | None = None
+        self._running: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        return self._bucket.name
+
+    @property
+    def capabilities(self) -> Capability:
+        classes = {self._config.storage_class, self._config.binlog_storage_class}
+        cold = classes & {*s3archive.ARCHIVE_CLASSES, s3archive.TIERING}
+        return Capability.CHECKSUMS | (Capability.ARCHIVE if cold else Capability.NONE)
+
+    def close(self) -> None:
+        """Give the connections back; the next call makes new ones."""
+        self._bucket.close()
+
+    # Objects
+
+    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        layout.check_key(key)
+        self._require(f"writing {key}")
+        immutable = key.startswith(layout.OBJECTS) or key.rpartition("/")[2] in _NEVER_REPLACED
+        taken = (lambda sha256, token: self._is_same(key, sha256, token)) if immutable else None
+        done = Upload(self._bucket, key, self._headers(key), taken).store(stream, self._running)
+        try:
+            head = self._head(key, f"looking at {key} after it was written")
+        except ObjectMissingError as error:
+            raise DestinationError(f"{self._bucket.words.place} took {key} and has it no more",
+                                   hint="who else deletes in this bucket? Look at its rules; it is tried again "
+                                        "later") from error
+        if head["ETag"] == done.etag and head["ContentLength"] != done.size:
+            raise DestinationError(f"{self._bucket.words.place} keeps {head['ContentLength']} of the {done.size} bytes "
+                                   f"of {key}", hint="look at the server's log; it is tried again later")
+        return ObjectInfo(key, done.size, _second(head["LastModified"]))
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        layout.check_key(key)
+        self._require(f"reading {key}")
+        try:
+            return open_download(self._bucket, key, offset, length)
+        except ObjectMissingError:
+            self._require_again(f"reading {key}")
+            raise
+
+    def stat(self, key: str) -> ObjectInfo:
+        layout.check_key(key)
+        head = self._head(key, f"looking at {key}")
+        return ObjectInfo(key, head["ContentLength"], _second(head["LastModified"]))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        doing = f"listing {prefix}"
+        self._require(doing)
+        if ".." in prefix.split("/") or prefix.startswith("/"):
+            raise DestinationError(f"{prefix!r} is not the beginning of a key")
+        return self._list(prefix, doing)
+
+    def _list(self, prefix: str, doing: str) -> Iterator[ObjectInfo]:
+        fields: dict[str, Any] = {"Bucket": self._config.bucket, "Prefix": self._bucket.full(prefix)}
+        last = ""
+        while True:
+            page = self._bucket.call(doing, lambda client: client.list_objects_v2(**fields))
+            for item in page.get("Contents", ()):
+                key = item["Key"].removeprefix(self._bucket.prefix)
+                if not _is_ours(key):
+                    continue
+                if key <= last:
+                    raise DestinationError(f"{self._bucket.words.place}: {doing} failed",
+                                           detail=f"it names {key} after {last}",
+                                           hint="this server does not list in the order of keys; use one that does")
+                last = key
+                yield ObjectInfo(key, item["Size"], _second(item["LastModified"]))
+            if not page.get("IsTruncated") or not page.get("NextContinuationToken"):
+                return
+            fields["ContinuationToken"] = page["NextContinuationToken"]
+
+    def delete(self, key: str) -> None:
+        layout.check_key(key)
+        doing = f"deleting {key}"
+        self._require(doing)
+        where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(key)}
+        try:
+            if not self._config.delete:
+                self._head(key, doing)
+                raise self._bucket.words.locked(key, "delete: false", "another installation, or a rule of the bucket, "
+                                                                      "removes what is marked here")
+            if self._config.object_lock is not None and not layout.comes_and_goes(key):
+                self._refuse_locked(key, doing)
+        except ObjectMissingError:
+            return
+        try:
+            self._bucket.call(doing, lambda client: client.delete_object(**where), expect=_is_forbidden)
+        except ClientError as error:
+            try:
+                self._refuse_locked(key, doing)
+            except ObjectMissingError:
+                return
+            told = self._bucket.explain(error, doing)
+            raise self._bucket.words.locked(key, told.detail, told.hint) from error
+
+    def space(self) -> Space | None:
+        return None
+
+    # Archive classes and checksums
+
+    def coldness(self, key: str) -> Coldness:
+        layout.check_key(key)
+        doing = f"looking at {key}"
+        self._require(doing)
+        place = self._place(key)
+        return self._bucket.call(doing, lambda client: s3archive.coldness(client, place, self._clock()), key=key)
+
+    def thaw(self, key: str, tier: Tier, days: int) -> Coldness:
+        layout.check_key(key)
+        doing = f"thawing {key}"
+        self._require(doing)
+        place = self._place(key)
+        return self._bucket.call(doing, lambda client: s3archive.thaw(client, place, tier, days, self._clock()),
+                                 key=key)
+
+    def checksum(self, key: str) -> str | None:
+        """What the place computed when it took the object; of one that came in parts, which it has checked one by one,
+        what was recorded with it, where its length was known before it was sent."""
+        layout.check_key(key)
+        head = self._head(key, f"looking at {key}")
+        told = head.get("ChecksumSHA256", "")
+        if not told:
+            return None
+        if "-" not in told:
+            return b64decode(told).hex()
+        return head["Metadata"].get(SHA256)
+
+    # The marker
+
+    def is_initialised(self) -> bool:
+        where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(layout.REPOSITORY)}
+        try:
+            # Only an answer with a body tells a missing bucket from a missing key.
+            self._bucket.call("looking for the marker", lambda client: client.get_object(**where)["Body"].close(),
+                              expect=is_missing)
+        except ClientError:
+            self._seen = None
+            return False
+        self._seen = time.monotonic()
+        return True
+
+    def initialise(self, now: datetime) -> None:
+        if self.is_initialised():
+            return
+        fields: dict[str, Any] = {"Bucket": self._config.bucket, "Prefix": self._bucket.prefix, "MaxKeys": 6}
+        page = self._bucket.call("initialising", lambda client: client.list_objects_v2(**fields))
+        strangers = [item["Key"] for item in page.get("Contents", ())
+                     if item["Key"] not in {self._bucket.prefix, self._bucket.full(layout.REPOSITORY)}]
+        if strangers:
+            raise RefusedError(f"{self._bucket.words.place} is not empty and is no destination of ours",
+                               detail=f"it holds {', '.join(strangers[:5])}{' ...' if len(strangers) > 5 else ''}",
+                               hint=f"give destination {self.name} a bucket or a prefix of its own")
+        document = {"format": FORMAT, "id": secrets.token_hex(16), "created_at": format_time(now), "links": False}
+        raw = (json.dumps(document, sort_keys=True, indent=2) + "\n").encode()
+        # Of two first users one wins, where the place knows conditions.
+        Upload(self._bucket, layout.REPOSITORY, self._headers(layout.REPOSITORY), lambda _sha256, _token: True).store(
+            io.BytesIO(raw), self._running)
+        if not self.is_initialised():
+            raise DestinationError(f"{self._bucket.words.place} took {layout.REPOSITORY} and does not have it",
+                                   hint="look at the rules of the bucket and the server's log")
+
+    # What was not finished
+
+    def leftovers(self) -> Iterator[str]:
+        """Uploads in parts that were begun more than a day ago, and not by this process."""
+        self._require("looking for leftovers")
+        for key, upload in self._abandoned():
+            yield f"{key} (upload {upload})"
+
+    def clear_leftovers(self) -> int:
+        self._require("clearing leftovers")
+        return sum(self._give_up(key, upload) for key, upload in list(self._abandoned()))
+
+    def _give_up(self, key: str, upload: str) -> bool:
+        """False when somebody else was faster."""
+        where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(key), "UploadId": upload}
+        try:
+            self._bucket.call("clearing leftovers", lambda client: client.abort_multipart_upload(**where),
+                              expect=lambda error: code_of(error) == "NoSuchUpload")
+        except ClientError:
+            return False
+        return True
+
+    def _abandoned(self) -> Iterator[tuple[str, str]]:
+        since = self._clock() - ABANDONED
+        behind: dict[str, Any] = {}
+        while True:
+            page = self._unfinished(behind)
+            for item in page.get("Uploads", ()):
+                key = item["Key"].removeprefix(self._bucket.prefix)
+                if _is_ours(key) and item["UploadId"] not in self._running and item["Initiated"] < since:
+                    yield key, item["UploadId"]
+            if not page.get("IsTruncated"):
+                return
+            behind = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+    def _unfinished(self, behind: Mapping[str, Any]) -> ListMultipartUploadsOutputTypeDef:
+        """A page of the uploads that are under way."""
+        return self._bucket.call("looking for leftovers", lambda client: client.list_multipart_uploads(
+            Bucket=self._config.bucket, Prefix=self._bucket.prefix, **behind))
+
+    # How
+
+    def _require(self, doing: str) -> None:
+        """Raises DestinationError unless the marker is, or was, there."""
+        if self._seen is None and not self.is_initialised():
+            raise DestinationError(f"{self._bucket.words.place}: {doing} failed",
+                                   detail=f"{layout.REPOSITORY} is not there",
+                                   hint="are bucket, prefix and endpoint_url right? A destination that was used before "
+                                        "is never made anew by itself")
+
+    def _require_again(self, doing: str) -> None:
+        """A key is missing: is that all?"""
+        if self._seen is not None and time.monotonic() - self._seen > _TRUSTED_SECONDS:
+            self._seen = None
+        self._require(doing)
+
+    def _head(self, key: str, doing: str) -> HeadObjectOutputTypeDef:
+        self._require(doing)
+        where: dict[str, Any] = {"Bucket": self._config.bucket, "Key": self._bucket.full(key)}
+        try:
+            return self._bucket.call(doing, lambda client: client.head_object(**where, ChecksumMode="ENABLED"), key=key)
+        except ObjectMissingError:
+            self._require_again(doing)
+            raise
+
+    def _headers(self, key: str) -> dict[str, Any]:
+        """What a put of ``key`` asks for besides."""
+        config = self._config
+        headers: dict[str, Any] = {}
+        kind = layout.cold_kind(key)
+        storage_class = {"object": config.storage_class, "log": config.binlog_storage_class}.get(kind or "", "STANDARD")
+        if storage_class != "STANDARD":
+            headers["StorageClass"] = storage_class
+        if config.server_side_encryption is not None:
+            headers["ServerSideEncryption"] = config.server_side_encryption
+        if config.kms_key is not None:
+            headers["SSEKMSKeyId"] = config.kms_key
+        if config.object_lock is not None and config.lock_days is not None and not layout.comes_and_goes(key):
+            headers["ObjectLockMode"] = config.object_lock.upper()
+            headers["ObjectLockRetainUntilDate"] = self._clock() + timedelta(days=config.lock_days)
+        return headers
+
+    def _refuse_locked(self, key: str, doing: str) -> None:
+        """Raises LockedError while an object lock keeps ``key``; ObjectMissingError."""
+        head = self._head(key, doing)
+        until = head.get("ObjectLockRetainUntilDate")
+        held = head.get("ObjectLockLegalHoldStatus") == "ON"
+        if held or (until is not None and until > self._clock()):
+            told = "a legal hold keeps it" if held or until is None else (
+                f"locked until {format_time(until.astimezone(UTC))} ({head.get('ObjectLockMode', 'lock').lower()})")
+            raise self._bucket.words.locked(key, told, "it is tried again later")
+
+    def _is_same(self, key: str, sha256: str, token: str) -> bool:
+        """Is what lies under ``key``, which is never to be replaced, what is being stored? False for bytes that are not
+        what they should be. Raises DestinationError for others that are whole."""
+        try:
+            head = self._head(key, f"looking at {key}")
+        except ObjectMissingError:
+            return False
+        if head["Metadata"].get(TOKEN) == token:
+            return True
+        recorded = head["Metadata"].get(SHA256)
+        try:
+            stored = self._digest(key)
+        except ArchivedError:
+            return recorded == sha256
+        if stored == sha256:
+            return True
+        name = layout.name_in(key)
+        whole = name.endswith(stored[:16]) if layout.is_object_name(name) else stored == recorded
+        if whole:
+            raise DestinationError(f"{self._bucket.words.place} has another {key} already",
+                                   detail=f"its SHA-256 is {stored}, that of what was to be stored {sha256}",
+                                   hint="two backups never share a name: do two installations use one identity?")
+        return False
+
+    def _digest(self, key: str) -> str:
+        digest = hashlib.sha256()
+        with open_download(self._bucket, key, 0, None) as stream:
+            while piece := stream.read(_CHUNK):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    def _place(self, key: str) -> s3archive.Place:
+        return s3archive.Place(bucket=self._config.bucket, name=self._bucket.full(key), key=key, destination=self.name)
+
+
+def _second(moment: datetime) -> datetime:
+    """Listings know parts of a second, other answers do not."""
+    return moment.astimezone(UTC).replace(microsecond=0)
+
+
+def _is_ours(key: str) -> bool:
+    """Consoles put keys that stand for folders beside ours."""
+    try:
+        layout.check_key(key)
+    except DestinationError:
+        return False
+    return True
+
+
+def _is_forbidden(error: ClientError) -> bool:
+    return status_of(error) == 403 and code_of(error) in {"AccessDenied", "403", "ObjectLocked", "InvalidRequest"}

@@ -1,0 +1,279 @@
+"""SSH connections to the host of an SFTP destination: made, checked, kept for the next who needs one, given up.
+
+A key logs in, never a password; the host must show a key that stands in the file of known hosts. One connection serves
+one caller at a time, so that a caller who waits holds up nobody. Those who find a kept connection dead get a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import paramiko
+from paramiko.pkey import UnknownKeyType
+
+from backupd.model.errors import DestinationError
+from storage.config import SftpConfig
+from storage.sftpwire import POSIX_RENAME, LostError, Wire
+from storage.sshhosts import HostKey, KnownHost, host_name, known_host
+
+ANSWER_SECONDS = 20.0
+"""How long an answer may take."""
+CONNECT_SECONDS = 15.0
+"""How long a new connection may take, altogether."""
+_PROBE_SECONDS = 5.0
+_FRESH_SECONDS = 20.0
+"""A connection that was used so lately is taken as it is, an older one is asked whether it is still there."""
+_KEEPALIVE_SECONDS = 30
+_KEPT = 4
+"""Connections that are kept when nobody uses them."""
+_AT_ONCE = 4
+"""Connections that are made at once: servers turn away whoever knocks too often (MaxStartups)."""
+
+Result = TypeVar("Result")
+
+# Its threads tell with whole tracebacks what is raised to us anyway.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)
+
+
+@dataclass(eq=False)
+class Session:
+    """A connection. ``used`` by the monotonic clock; ``fresh``: nobody has used it before."""
+
+    transport: paramiko.Transport
+    wire: Wire
+    used: float
+    fresh: bool = True
+
+    def close(self) -> None:
+        _hang_up(self.transport)
+
+
+class Sessions:
+    """The connections of one destination, for any number of threads. ``seconds``: how long an answer may take."""
+
+    def __init__(self, name: str, config: SftpConfig, seconds: float = ANSWER_SECONDS) -> None:
+        self._name = name
+        self._config = config
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._idle: list[Session] = []
+        self._knocking = threading.Semaphore(_AT_ONCE)
+
+    def take(self) -> Session:
+        """A connection that answers; ``give`` it back or ``drop`` it. Raises DestinationError."""
+        while True:
+            with self._lock:
+                session = self._idle.pop() if self._idle else None
+            if session is None:
+                return self._connect()
+            if time.monotonic() - session.used < _FRESH_SECONDS and session.transport.is_active():
+                return session
+            if self._answers(session):
+                return session
+            self.drop(session)
+
+    def give(self, session: Session) -> None:
+        """Keep it for the next one. What was asked for on it and not heard is heard out first."""
+        try:
+            session.wire.settle()
+        except LostError:
+            self.drop(session)
+            return
+        session.used, session.fresh = time.monotonic(), False
+        with self._lock:
+            if len(self._idle) < _KEPT:
+                self._idle.append(session)
+                return
+        session.close()
+
+    def drop(self, session: Session) -> None:
+        """It is of no use any more, and those that were kept hardly are: they are closed, too."""
+        session.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for session in idle:
+            session.close()
+
+    def begin(self, call: Callable[[Wire], Result]) -> tuple[Session, Result]:
+        """``call`` on a connection, and that connection: ``give`` it back or ``drop`` it. It is called again on another
+        one when a kept one turns out to be lost, so it must bear to be repeated. Raises DestinationError, LostError,
+        and what it raises."""
+        while True:
+            session = self.take()
+            try:
+                return session, call(session.wire)
+            except LostError as error:
+                self.drop(session)
+                if session.fresh or error.hangs:
+                    raise
+            except Exception:
+                self.give(session)
+                raise
+            except BaseException:  # in the middle of an answer, perhaps
+                self.drop(session)
+                raise
+
+    def run(self, call: Callable[[Wire], Result]) -> Result:
+        """As ``begin``, for what is over with ``call``."""
+        session, result = self.begin(call)
+        self.give(session)
+        return result
+
+    def _answers(self, session: Session) -> bool:
+        session.wire.wait_for(_PROBE_SECONDS)
+        try:
+            session.wire.resolve(".")
+        except LostError:
+            return False
+        session.wire.wait_for(self._seconds)
+        return True
+
+    # Connecting
+
+    def _connect(self) -> Session:
+        deadline = time.monotonic() + CONNECT_SECONDS
+        if not self._knocking.acquire(timeout=CONNECT_SECONDS):
+            raise self._failure("others wait for connections already, and it does not answer", _HINT_REACH)
+        try:
+            try:
+                sock = socket.create_connection((self._config.host, self._config.port), timeout=_left(deadline))
+            except OSError as error:
+                raise self._failure(error.strerror or str(error) or "no answer", _HINT_REACH) from error
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._seconds * 1000))
+                transport = paramiko.Transport(sock)
+            except BaseException:
+                sock.close()
+                raise
+            try:
+                return self._log_in(transport, deadline)
+            except BaseException:
+                _hang_up(transport)
+                raise
+        finally:
+            self._knocking.release()
+
+    def _log_in(self, transport: paramiko.Transport, deadline: float) -> Session:
+        known = self._known_host()
+        kinds = {key.kind for key in known.keys}
+        options = transport.get_security_options()
+        options.ciphers = sorted(options.ciphers, key=lambda name: "gcm" not in name)  # the ones that cost least
+        options.key_types = sorted(options.key_types, key=lambda name: _family(name) not in kinds)
+        transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = _left(deadline)
+        try:
+            transport.start_client(timeout=_left(deadline))
+            shown = transport.get_remote_server_key()
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            why = "no answer" if time.monotonic() >= deadline else _words(error)
+            raise self._failure(f"no SSH connection came about: {why}", _HINT_REACH) from error
+        self._check_host(HostKey(shown.get_name(), shown.asbytes()), known)
+        key = self._own_key()
+        transport.auth_timeout = _left(deadline)
+        try:
+            more = transport.auth_publickey(self._config.user, key)
+        except paramiko.AuthenticationException as error:
+            raise self._failure(f"user {self._config.user} may not log in with this key: {_words(error)}",
+                                f"put the public half of {self._config.key_file} into ~/.ssh/authorized_keys of "
+                                f"{self._config.user} on {self._config.host}") from error
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise self._failure(f"the login failed: {_words(error)}", _HINT_REACH) from error
+        if more:
+            raise self._failure(f"a key alone is not enough there, it also wants {', '.join(more)}",
+                                f"let {self._config.user} log in with the key alone")
+        transport.set_keepalive(_KEEPALIVE_SECONDS)
+        return self._begin(transport, deadline)
+
+    def _begin(self, transport: paramiko.Transport, deadline: float) -> Session:
+        try:
+            channel = transport.open_session(timeout=_left(deadline))
+            channel.settimeout(_left(deadline))
+            channel.invoke_subsystem("sftp")
+            wire = Wire(channel, _left(deadline))
+            wire.begin()
+            wire.wait_for(self._seconds)
+        except (paramiko.SSHException, OSError, EOFError, LostError) as error:
+            raise self._failure(f"it let us in, but not to SFTP: {_words(error)}",
+                                f"is `Subsystem sftp` in its sshd_config, and may {self._config.user} use it? Try: "
+                                f"sftp -P {self._config.port} {self._config.user}@{self._config.host}") from error
+        if POSIX_RENAME not in wire.extensions:
+            raise self._failure(f"its SFTP server does not offer {POSIX_RENAME}: nothing can be replaced in one step",
+                                "use OpenSSH's server, or another that offers it")
+        return Session(transport, wire, time.monotonic())
+
+    def _own_key(self) -> paramiko.PKey:
+        path = self._config.key_file
+        try:
+            return paramiko.PKey.from_path(path)
+        except (paramiko.PasswordRequiredException, TypeError) as error:  # the latter is what the library below raises
+            raise self._failure(f"the key {path} has a passphrase", "give it a key of its own without one: ssh-keygen "
+                                f"-t ed25519 -N '' -f {path}") from error
+        except OSError as error:
+            raise self._failure(f"the key {path} cannot be read: {error.strerror or error}",
+                                "see key_file of this destination in the configuration") from error
+        except (paramiko.SSHException, UnknownKeyType, ValueError) as error:
+            raise self._failure(f"{path} holds no private key that can be used: {_words(error)}",
+                                "see key_file of this destination in the configuration") from error
+
+    # The host's key
+
+    def _known_host(self) -> KnownHost:
+        path = self._config.known_hosts
+        try:
+            return known_host(path, self._config.host, self._config.port)
+        except OSError as error:
+            raise self._failure(f"the file of known hosts {path} cannot be read: {error.strerror or error}",
+                                f"make it with ssh-keyscan -p {self._config.port} {self._config.host}, and compare its "
+                                "fingerprints with those that the host's administrator tells you") from error
+
+    def _check_host(self, shown: HostKey, known: KnownHost) -> None:
+        path, name = self._config.known_hosts, host_name(self._config.host, self._config.port)
+        if shown in known.revoked:
+            raise self._failure(f"its host key was revoked: it shows {shown}", f"{path} says so: ask the host's "
+                                "administrator for its new key")
+        if shown in known.keys:
+            return
+        if not known.keys:
+            raise self._failure(f"its host key is not known: it shows {shown}; {path} has none for {name}",
+                                "compare that fingerprint with the one that the host's administrator tells you; when "
+                                f"they are equal: ssh-keyscan -p {self._config.port} {self._config.host} >> {path}")
+        raise self._failure(f"its host key is another one than before: it shows {shown}; {path} has "
+                            f"{', '.join(map(str, known.keys))}",
+                            "somebody may be listening in: nothing was sent. Ask the host's administrator. If the host "
+                            f"was set up anew: ssh-keygen -f {path} -R '{name}', then add the new key")
+
+    def _failure(self, detail: str, hint: str) -> DestinationError:
+        where = f"{self._config.user}@{self._config.host}:{self._config.port}"
+        return DestinationError(f"destination {self._name} ({where}) cannot be reached", detail=detail, hint=hint)
+
+
+_HINT_REACH = ("is the host up, and may this machine reach that port? Whatever needs no other place goes on meanwhile, "
+               "and what is missing there is sent later")
+
+
+def _hang_up(transport: paramiko.Transport) -> None:
+    transport.close()
+    transport.sock.close()  # which is left open where the connection had ended by itself
+
+
+def _family(name: str) -> str:
+    """The kind of key that a kind of signature needs."""
+    return "ssh-rsa" if name.startswith("rsa-sha2-") else name
+
+
+def _left(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__

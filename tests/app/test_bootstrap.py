@@ -1,0 +1,192 @@
+"""Copies of catalog and configuration at every destination, with what to do when nothing else is left."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from backupd.app import bootstrap
+from backupd.app.bootstrap import after_job, own_copies, write_copies
+from backupd.app.recover import recover_text
+from backupd.app.settings import load_settings
+from backupd.app.wiring import Wiring
+from backupd.catalog.session import open_catalog
+from backupd.model.errors import DestinationError, LockedError
+from backupd.transfer import proofdoc
+from storage import layout
+from storage.config import S3Config, SftpConfig
+from storage.destination import Destination
+from tests.app.house import Clock, at
+from tests.app.logstore import PLACES, SERVER, wired
+from tests.catalog.samples import backup, proof, witness
+from tests.support.keys import Keys
+from tests.transfer.stock import Stock, backup_id
+
+NOON = at("2026-11-21T12:00Z")
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def wiring(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
+    with wired(tmp_path, keys) as found:
+        yield replace(found, clock=Clock(NOON))
+
+
+def passes(wiring: Wiring, time: timedelta) -> None:
+    assert isinstance(wiring.clock, Clock)
+    wiring.clock.sleep(time)
+
+
+def names(destination: Destination, folder: str) -> list[str]:
+    return [info.key for info in own_copies(destination, folder)]
+
+
+def opened(wiring: Wiring, place: str, key: str) -> bytes:
+    with wiring.destination(place).get(key) as stream:
+        return wiring.unsealer().unseal(stream.read(), limit=1 << 30)
+
+
+def test_every_destination_gets_the_catalog_the_configuration_and_what_to_do(wiring: Wiring, tmp_path: Path) -> None:
+    wiring.catalog.backups.add(backup(server=SERVER))
+    Stock(wiring.destination("local"), server=SERVER).add(1, {"a": b"a"})
+    told = write_copies(wiring)
+    assert [(one.destination, bool(one.catalog), bool(one.configuration), one.recover, one.problem)
+            for one in told] == [(place, True, True, True, "") for place in PLACES]
+    for one in told:
+        file = tmp_path / f"{one.destination}.db"
+        file.write_bytes(opened(wiring, one.destination, one.catalog))
+        with open_catalog(f"sqlite:///{file}") as copy:
+            assert [record.id for record in copy.backups.list()] == [backup().id]
+        with tarfile.open(fileobj=io.BytesIO(opened(wiring, one.destination, one.configuration))) as tar:
+            assert tar.getnames() == ["backupd.yaml", "policies/gold.yaml", "public-keys.asc"]
+            content = tar.extractfile("backupd.yaml")
+            assert content is not None
+            assert content.read() == wiring.settings.file.read_bytes()
+    text = (tmp_path / "local" / "RECOVER.md").read_text()
+    assert layout.runbook_key(SERVER, backup_id(1)) in text
+    assert wiring.recipients()[1][0] in text
+    assert str(tmp_path) not in text, "nothing of the lost host"
+    assert [path.name for path in wiring.settings.spool.iterdir() if path.name.startswith("copies-")] == []
+
+
+def test_the_catalog_is_copied_at_most_once_an_hour_and_what_has_not_changed_never(wiring: Wiring) -> None:
+    write_copies(wiring)
+    there = wiring.destination("local")
+    passes(wiring, HOUR / 2)
+    wiring.catalog.backups.add(backup())
+    assert [(one.catalog, one.configuration) for one in write_copies(wiring)] == [("", "")] * 2
+    assert [bool(one.catalog) for one in write_copies(wiring, now=True)] == [True] * 2, "asked for by hand"
+    passes(wiring, HOUR)
+    assert [(one.catalog, one.configuration) for one in write_copies(wiring)] == [("", "")] * 2, "nothing is new"
+    wiring.settings.file.write_text(wiring.settings.file.read_text() + "# a note\n")
+    assert [(one.catalog, bool(one.configuration)) for one in write_copies(wiring)] == [("", True)] * 2
+    for info in own_copies(there, layout.CATALOGS):
+        there.delete(info.key)
+    assert [bool(one.catalog) for one in write_copies(wiring)] == [True, False], "somebody took them away there"
+
+
+def test_each_installation_keeps_its_newest_copies_and_touches_no_others(
+        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "KEPT", 3)
+    there = wiring.destination("local")
+    strangers = [layout.catalog_key(NOON - timedelta(days=days), "0123456789ab") for days in (400, 300, 200, 100)]
+    for key in strangers:
+        there.put(key, io.BytesIO(b"theirs"))
+    made = []
+    for number in range(5):
+        wiring.catalog.backups.add(backup(number))
+        made.append(write_copies(wiring)[0].catalog)
+        passes(wiring, HOUR)
+    assert names(there, layout.CATALOGS) == [*strangers, *made[-3:]]
+    assert len(names(there, layout.CONFIGURATIONS)) == 1
+
+
+def test_what_a_rule_of_the_place_keeps_is_left_there(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "KEPT", 1)
+
+    def locked(_key: str) -> None:
+        raise LockedError("locked until next year")
+
+    for place in PLACES:
+        monkeypatch.setattr(wiring.destination(place), "delete", locked)
+    for number in range(3):
+        wiring.catalog.backups.add(backup(number))
+        assert [one.problem for one in write_copies(wiring)] == ["", ""]
+        passes(wiring, HOUR)
+    assert len(names(wiring.destination("local"), layout.CATALOGS)) == 3
+
+
+def test_a_destination_that_fails_keeps_nobody_from_the_others_and_is_told_once(
+        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_key: str, _stream: object) -> None:
+        raise DestinationError("the disk is on fire")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(wiring.destination("local"), "put", broken)
+        after_job(wiring)
+        after_job(wiring)
+    assert names(wiring.destination("local"), layout.CATALOGS) == []
+    assert len(names(wiring.destination("offsite"), layout.CATALOGS)) == 1
+    after_job(wiring)
+    assert len(names(wiring.destination("local"), layout.CATALOGS)) == 1
+    assert [(event.kind, event.subject) for event in wiring.catalog.events.list()][::-1] == [
+        ("copies-failed", "local"), ("copies-stored", "local")]
+
+
+def test_a_job_does_not_fail_because_nothing_can_be_sealed(wiring: Wiring, tmp_path: Path) -> None:
+    file = wiring.settings.file
+    file.write_text(file.read_text().replace("recipients: [", "recipients: [nobody@example.com, "))
+    after_job(replace(wiring, settings=load_settings(file)))
+    assert not (tmp_path / "local" / "RECOVER.md").exists()
+
+
+def test_proofs_and_witnesses_are_kept_beside_the_backups_and_go_when_no_backup_is_as_old(wiring: Wiring) -> None:
+    there = wiring.destination("offsite")
+    proved = replace(proof(), id="20261122T120100Z-0000000a", server=SERVER)
+    wiring.catalog.proofs.add(proved)
+    seen = replace(witness(), server=SERVER)
+    for witness_id in ("20261120T000000Z-0000000b", "20261121T120500Z-0000000c"):
+        wiring.catalog.witnesses.add(witness_id, seen, backup_id=backup().id)
+    assert [one.proofs for one in write_copies(wiring)] == [3, 3]
+    assert [one.proofs for one in write_copies(wiring)] == [0, 0]
+    wiring.catalog.witnesses.forget(backup().id)
+    write_copies(wiring)
+    assert len(list(proofdoc.listed(there))) == 3, "a catalog without backups says nothing about what is old"
+    wiring.catalog.backups.add(replace(backup(), server=SERVER, started_at=NOON))
+    write_copies(wiring)
+    assert [proof_id for _server, proof_id in proofdoc.listed(there)] == ["20261121T120500Z-0000000c", proved.id]
+
+
+@pytest.mark.parametrize("config", [
+    S3Config.model_validate({
+        "type": "s3", "bucket": "acme-backups", "prefix": "it's $HOME", "region": "eu-central-1", "lock_days": 3,
+        "object_lock": "governance", "endpoint_url": "http://127.0.0.1:9/", "credentials_file": "/etc/secret",
+        "profile": "backupd", "addressing": "path"}),
+    SftpConfig.model_validate({
+        "type": "sftp", "host": "vault", "user": "backupd", "path": "/srv/`date`", "key_file": "/etc/secret",
+        "known_hosts": "/etc/secret"}),
+])
+def test_the_text_names_the_place_without_secrets_and_every_shell_and_yaml_part_is_well_formed(
+        config: S3Config | SftpConfig, tmp_path: Path) -> None:
+    text = recover_text("vault", config, {"db1": backup_id(1), "db2": backup_id(2)}, recipients=["A" * 40, "B" * 40])
+    assert "/etc/secret" not in text
+    assert "A" * 40 in text
+    script = "\n".join(part.partition("```")[0] for part in text.split("```sh\n")[1:])
+    begin, end = script.index('cat > "$BASE/backupd.yaml"'), script.index("export BACKUPD_CONFIG")
+    made = f"set -eu\nBASE={tmp_path} GNUPGHOME=/keys OWNER=mysql SFTP_KEY=/k KNOWN_HOSTS=/h PASSPHRASE_FILE=/p\n"
+    (tmp_path / "policies").mkdir()
+    subprocess.run(["sh", "-c", made + script[begin:end]], check=True)
+    subprocess.run(["sh", "-n", "-c", script], check=True)
+    settings = load_settings(tmp_path / "backupd.yaml")
+    found = settings.destination("vault")
+    for field in ("bucket", "prefix", "region", "endpoint_url", "host", "user", "path", "object_lock"):
+        assert getattr(found, field, None) == getattr(config, field, None)
+    assert settings.needs_restore().passphrase_file == Path("/p")
+    assert set(settings.servers) == {"db1", "db2"}

@@ -1,0 +1,124 @@
+"""Places that are caught up later: they protect, they follow the binary log, and a restore goes on from them."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from backupd.catalog.session import Catalog
+from backupd.model.job import JobKind
+from tests.e2e.house import SERVER, House
+from tests.e2e.service import ONCE_A_YEAR, catalog_of, enqueue, serving, until
+from tests.support.dice import SOAK
+from tests.support.mariadb import PrivateServer
+from tests.support.s3server import S3Server
+from tests.support.sample import checksum_everything
+
+
+def with_other(house: House, described: dict[str, object], policy: str) -> None:
+    """Give the house a destination ``away`` that copies go to, and another policy."""
+    told = json.dumps({name: str(value) if isinstance(value, Path) else value for name, value in described.items()})
+    house.config.write_text(house.config.read_text().replace("destinations:\n", f"destinations:\n  away: {told}\n"))
+    (house.base / "policies" / "gold.yaml").write_text(policy.replace("required: [local]",
+                                                                      "required: [local], others: [away]"))
+
+
+def equal_to_source(house: House, datadir: Path) -> bool:
+    with PrivateServer(datadir=datadir) as restored, restored.connect() as connection:
+        sums = checksum_everything(connection)
+    with house.server.connect() as connection:
+        return sums == checksum_everything(connection)
+
+
+def test_a_backup_on_s3_goes_on_with_a_restore_whose_first_place_dies_in_the_middle_of_it(
+        house: House, s3_server: S3Server) -> None:
+    with_other(house, s3_server.bucket("others"),
+               'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\n')
+    record = house.backup()
+    assert (record["protected"], len(record["copies"])) == (False, 1)
+    (local, away) = house.ok("replicate", SERVER)
+    assert local["verified"] == away["verified"] == [record["id"]]
+    assert away["copied"][0]["objects"] >= len(house.objects())
+    (listed,) = house.backups()
+    assert listed["protected"]
+    assert {copy["destination"] for copy in listed["copies"] if copy["verified_at"]} == {"local", "away"}
+    assert "+protected" in house.run("backups", SERVER).out
+    assert house.fsck() == []
+    assert house.ok("replicate", SERVER, "--to", "away")[0]["copied"] == []
+
+    datadir = house.base / "restored"
+    with house.popen("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--json") as process:
+        deadline = time.monotonic() + 60
+        while not any(house.base.glob("restored*/**/*.ibd")) and not any(house.base.glob(".*/**/*.ibd")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        house.repository.rename(house.base / "burnt")
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    assert any("local" in text for text in json.loads(out)["warnings"]), out
+    assert equal_to_source(house, datadir)
+    assert house.restore(datadir)["backup"] == record["id"]
+    assert equal_to_source(house, datadir)
+
+
+FOLLOWED = ONCE_A_YEAR + "binlog: {stream: true, checkpoint: 1s}\nobjectives: {rpo: 60s}\n"
+
+
+@pytest.fixture
+def followed(own_house: House) -> House:
+    with_other(own_house, {"type": "filesystem", "path": own_house.base / "away", "off_site": True}, FOLLOWED)
+    return own_house
+
+
+def is_protected(house: House) -> list[bool]:
+    return [one["protected"] for one in house.backups()]
+
+
+def reached(catalog: Catalog, moment: datetime) -> bool:
+    """Is everything that was committed by then at the other place?"""
+    return any(run.confirmed_at is not None and run.confirmed_at >= moment
+               for run in catalog.binlogs.runs(SERVER, "away"))
+
+
+def wait_for(catalog: Catalog, moment: datetime) -> None:
+    until(lambda: reached(catalog, moment), lambda: str(catalog.binlogs.runs(SERVER, "away")))
+
+
+def test_the_service_copies_verifies_and_follows_by_itself(followed: House) -> None:
+    house = followed
+    with catalog_of(house) as catalog, serving(house):
+        enqueue(catalog, JobKind.FULL)
+        until(lambda: is_protected(house) == [True], lambda: str(house.backups()), 180)
+        house.server.execute("CREATE DATABASE logs", "CREATE TABLE logs.t (v INT)", "INSERT INTO logs.t VALUES (1)")
+        wait_for(catalog, datetime.now(UTC))
+        told = {one["name"]: one for one in house.ok("timeline", SERVER)["destinations"]}
+        assert told["away"]["rpo_seconds"] < 60
+    assert house.fsck() == []
+    house.repository.rename(house.base / "burnt")
+    datadir = house.base / "restored"
+    house.ok("restore", SERVER, "--to", "latest", "--datadir", str(datadir))
+    assert equal_to_source(house, datadir)
+
+
+@SOAK
+def test_a_place_that_was_gone_is_told_of_once_and_caught_up(followed: House) -> None:
+    house, away = followed, followed.base / "away"
+    with catalog_of(house) as catalog, serving(house):
+        enqueue(catalog, JobKind.FULL)
+        until(lambda: is_protected(house) == [True], lambda: str(house.backups()), 180)
+        away.rename(house.base / "elsewhere")
+        enqueue(catalog, JobKind.FULL)
+        until(lambda: bool(catalog.events.list(kind="replication-failing")), lambda: str(house.backups()), 180)
+        house.server.execute("CREATE DATABASE logs", "CREATE TABLE logs.t (v INT)", "INSERT INTO logs.t VALUES (1)")
+        moment = datetime.now(UTC)
+        assert len(catalog.backups.list(SERVER)) == 2, "the backup counts all the same"
+        (house.base / "elsewhere").rename(away)
+        until(lambda: is_protected(house) == [True, True], lambda: str(catalog.replications.list()), 180)
+        wait_for(catalog, moment)
+        until(lambda: bool(catalog.events.list(kind="replication-caught-up")), lambda: "it was caught up", 60)
+        assert len(catalog.events.list(kind="replication-failing")) == 1

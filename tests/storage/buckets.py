@@ -1,0 +1,34 @@
+"""Destinations in buckets of the servers that tests start."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from backupd.model.clock import Clock
+from storage.config import S3Config
+from storage.s3 import S3Destination, utc_now
+from tests.support.motoserver import MotoServer
+from tests.support.s3server import S3Server
+
+_prefixes = itertools.count(1)
+NAME = "offsite"
+OBJECT = "objects/ab/" + "ab" * 32 + "-" + "01" * 8
+
+
+def config(server: S3Server | MotoServer, bucket: str = "shared", **fields: object) -> S3Config:
+    """A prefix of its own in ``bucket``, which exists; ``fields``: what is to be different."""
+    return S3Config.model_validate({**server.bucket(bucket), "prefix": f"p{next(_prefixes)}", **fields})
+
+
+@contextlib.contextmanager
+def opened(config: S3Config, *, initialise: bool = True, clock: Clock = utc_now, read_seconds: float = 5.0,
+           begin_seconds: float = 5.0) -> Iterator[S3Destination]:
+    """What ``config`` describes, impatient, ready for use."""
+    destination = S3Destination(NAME, config, clock=clock, read_seconds=read_seconds, begin_seconds=begin_seconds)
+    with contextlib.closing(destination):
+        if initialise:
+            destination.initialise(datetime.now(UTC))
+        yield destination
