@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.app.adopt import adopt_unknown
 from backupd.app.deletion import DELETED, mark_copy, reconcile, sweep_locked
 from backupd.app.keeping import holds_of, kept_anywhere
-from backupd.app.logretention import Archive, Cleared, archive, clear, settled, stranded
+from backupd.app.logretention import Archive, Cleared, archive, clear, settled
+from backupd.app.massbrake import refuse_mass, tell_stopped
 from backupd.app.minimums import logs_minimum, minimum_of
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
@@ -30,7 +31,6 @@ from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
 from backupd.retention.view import Stored, View
 from backupd.transfer.collect import living_intents, living_pins
-from backupd.transfer.inventory import backup_ids
 from backupd.transfer.keeping import Kept
 from backupd.transfer.remove import mark, marked
 from policies.schema import Keep
@@ -38,10 +38,7 @@ from storage.destination import Capability, Destination
 
 REASON = "retention: "
 """What the reason of a mark begins with that the rules put."""
-REFUSED = "retention-refused"
 _MANY = 3
-_QUIET = timedelta(days=1)
-"""The same refusal is told once in this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +107,13 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         decided = [(destination, _decide(wiring, server, destination.name, records, wiring.clock(), (), logs))
                    for destination in opened]
         if not really:
-            _refuse_mass(wiring, decided, run)
+            refuse_mass(wiring, decided, run)
         expired: dict[str, tuple[str, ...]] = {}
         cleared: dict[str, Cleared] = {}
         for destination, decisions in decided:
             run.check()
             run.fence()
-            _tell_stopped(wiring, decisions, run)
+            tell_stopped(wiring, decisions, run)
             expired[destination.name] = _mark_expired(wiring, destination, decisions, records, confirmed=really)
             held += sweep_locked(wiring, destination).held
             cleared[destination.name] = clear(wiring, destination, decisions, run)
@@ -149,10 +146,10 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
             decisions = _decide(wiring, server, destination_name, records, wiring.clock(), (),
                                 archive(wiring, server, records))
             try:
-                _refuse_mass(wiring, [(destination, decisions)], run)
+                refuse_mass(wiring, [(destination, decisions)], run)
             except RefusedError:
                 continue  # told as an event; the other servers may have enough to give
-            _tell_stopped(wiring, decisions, run)
+            tell_stopped(wiring, decisions, run)
             _mark_expired(wiring, destination, decisions, records)
             logs += clear(wiring, destination, decisions, run).bytes
             decided.append(decisions)
@@ -306,8 +303,8 @@ def _proofs(wiring: Wiring, server: str) -> tuple[dict[str, datetime], dict[str,
 
 
 def _in_use(wiring: Wiring, server: str, place: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Ids that restores read, or that are being thawed for one, and that running backups build on. Nothing where the destination cannot be asked: then
-    nothing can be marked there either."""
+    """Ids that restores read, or that are being thawed for one, and that running backups build on. Nothing where the
+    destination cannot be asked: then nothing can be marked there either."""
     try:
         destination = _opened(wiring, place)
         now = wiring.clock()
@@ -340,67 +337,3 @@ def _mark_expired(wiring: Wiring, destination: Destination, decisions: Decisions
         if decision.backup.marked and not decision.keep and (decisions.server, name) not in notes:
             mark_copy(wiring, destination, by_id[name], "its deletion was begun and not finished")
     return tuple(decision.backup.id for decision in decisions.expired)
-
-
-def _refuse_mass(wiring: Wiring, found: Iterable[tuple[Destination, Decisions]], run: JobRun) -> None:
-    told = []
-    for destination, decisions in found:
-        alive = sum(1 for decision in decisions.backups if not decision.backup.marked)
-        place = f"at destination {decisions.destination}"
-        if len(decisions.expired) > _MANY and 2 * len(decisions.expired) > alive:
-            share = f"{len(decisions.expired)} of {alive} backups of {decisions.server}"
-            told.append((decisions, f"{share} {place} would expire at once"))
-        elif len(points := stranded(decisions)) > _MANY:
-            logs = f"the binary logs behind {len(points)} backups of {decisions.server} that stay"
-            told.append((decisions, f"{logs} {place} would go at once"))
-        elif decisions.expired and (braked := _braked(wiring, destination, decisions)):
-            told.append((decisions, braked))
-    if not told:
-        return
-    server = told[0][0].server
-    hint = (f"look at them: backupd retention {server}; if that is right, backupd retention {server} --apply --really "
-            "lets them go")
-    for decisions, text in told:
-        names = [one.backup.id for one in decisions.expired] or stranded(decisions)
-        _refuse(wiring, decisions, run, text, ", ".join(names), hint)
-    raise RefusedError("retention was not applied: more than half of what there is, or more than may go in a day, "
-                       "would go at once", detail="\n".join(text for _decisions, text in told), hint=hint)
-
-
-def _braked(wiring: Wiring, destination: Destination, decisions: Decisions) -> str:
-    """What to say when all that rules let go at this destination within a day, of any server and by any installation,
-    would be too much with these; empty when it is not."""
-    brake = wiring.settings.brake
-    present = backup_ids(destination)
-    rules = {owner: note.at for owner, note in marked(destination).items() if not note.confirmed}
-    rules |= {(decisions.server, one.backup.id): wiring.clock() for one in decisions.expired}
-    if not brake.holds(rules, present):
-        return ""
-    return (f"{len(decisions.expired)} backups of {decisions.server} at destination {decisions.destination} would "
-            f"expire, and with what other rules marked there within a day that is {brake.most(rules, present)} of "
-            f"{len(present)} backups, where {brake.limit(len(present))} may go (retention.brake in the configuration)")
-
-
-def _tell_stopped(wiring: Wiring, decisions: Decisions, run: JobRun) -> None:
-    """An event when a hold, or being the newest proved chain, keeps what the rules would expire."""
-    if not decisions.stopped:
-        return
-    count, server = len(decisions.stopped), decisions.server
-    if decisions.hold:
-        why, hint = f"a hold keeps {count} backups", f"`backupd hold {server} --release` lets the rules go on"
-    else:
-        why = f"the newest proved chain keeps {count} backups"
-        hint = f"prove a newer backup: backupd test-restore {server}"
-    _refuse(wiring, decisions, run, f"{why} of {server} at destination {decisions.destination} that the rules would "
-            "expire", "\n".join([*([decisions.hold] if decisions.hold else []), ", ".join(decisions.stopped)]), hint)
-
-
-def _refuse(wiring: Wiring, decisions: Decisions, run: JobRun, message: str, detail: str, hint: str) -> None:
-    now = wiring.clock()
-    for event in wiring.catalog.events.list(server=decisions.server, kind=REFUSED, limit=10):
-        if event.at > now - _QUIET and (event.subject, event.message, event.detail) == (
-                decisions.destination, message, detail):
-            return
-    wiring.catalog.events.add(Event(
-        at=now, kind=REFUSED, severity=Severity.WARNING, server=decisions.server, subject=decisions.destination,
-        message=message, detail=detail, hint=hint, job_id=run.job.id))

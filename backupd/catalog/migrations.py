@@ -74,8 +74,8 @@ def _refuse_strangers(database: Database, connection: Connection, found: str | N
                 f"the catalog {database.name} is newer than this program",
                 detail=f"its form is {found}; this program knows up to {head()}",
                 hint="run the version of backupd that upgraded it, or a newer one; to go back, move "
-                     "the catalog away (keep it) and run `backupd fsck --repair`, which takes every backup into a "
-                     "fresh one from its manifest")
+                     "the catalog away (keep it) and run `backupd catalog rebuild --from DESTINATION`, which makes "
+                     "a fresh one of what lies there")
         return
     tables = set(inspect(connection).get_table_names())
     if strange := sorted(tables if database.sqlite else tables & set(every_table.tables)):

@@ -97,7 +97,7 @@ def test_a_newer_catalog_is_refused(url: str) -> None:
     with pytest.raises(CatalogError, match="newer than this program") as caught:
         open_catalog(url)
     assert "9999" in caught.value.detail
-    assert "backupd fsck --repair" in caught.value.hint
+    assert "backupd catalog rebuild" in caught.value.hint
     with database.read() as connection:
         assert revision.current(connection) == "9999"
     database.close()
@@ -187,7 +187,7 @@ def test_a_file_that_is_no_database_is_named_with_the_way_out(tmp_path: Path) ->
     with pytest.raises(CatalogError, match="is not a SQLite file") as caught:
         open_catalog(f"sqlite:///{path}")
     assert str(path) in caught.value.message
-    assert "backupd fsck --repair" in caught.value.hint
+    assert "backupd catalog rebuild" in caught.value.hint
     assert path.read_bytes().startswith(b"this was never")
 
 
@@ -203,7 +203,7 @@ def test_a_damaged_page_is_named_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="is damaged") as caught, open_catalog(f"sqlite:///{path}") as catalog:
         catalog.backups.list()
     assert str(path) in caught.value.message
-    assert "backupd fsck --repair" in caught.value.hint
+    assert "backupd catalog rebuild" in caught.value.hint
 
 
 def test_damage_inside_rows_is_seen_by_the_integrity_check(tmp_path: Path) -> None:
