@@ -26,8 +26,8 @@ BUSY_SECONDS = 30
 """How long a writer waits for another writer of the same SQLite file."""
 
 _POSTGRESQL = ("postgres", "postgresql", "postgresql+psycopg")
-_REBUILD = ("move the file away with its -wal and -shm (keep them) and run `backupd catalog rebuild --from DESTINATION`: "
-            "it makes a fresh catalog of what lies there")
+_REBUILD = ("move the file away with its -wal and -shm (keep them) and run `backupd catalog rebuild --from "
+            "DESTINATION`: it makes a fresh catalog of what lies there")
 _ROOM = 64 * 1024
 """Bytes: with less than this left, SQLite cannot even make its -shm file (32 KiB) beside the catalog."""
 
