@@ -18,7 +18,9 @@ import botocore.loaders
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, ProfileNotFound, SSLError
+from botocore.handlers import add_expect_header
 from botocore.loaders import Loader
+from urllib3.exceptions import HTTPError
 
 from backupd.model.errors import BackupdError
 from storage.config import S3Config
@@ -79,7 +81,7 @@ class Bucket:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return ask(self._made())
-            except (BotoCoreError, ClientError, OSError) as error:
+            except (BotoCoreError, ClientError, HTTPError, OSError) as error:
                 if isinstance(error, ClientError) and expect is not None and expect(error):
                     raise
                 pause = pause_after(attempt)
@@ -129,13 +131,16 @@ def _client(config: S3Config, read_seconds: float) -> S3Client:
     session = boto3.session.Session(botocore_session=inner, region_name=config.region)
     own = config.endpoint_url is not None
     signed = own and str(config.endpoint_url).startswith("http:")  # elsewhere TLS and the checksum header vouch for it
-    return session.client(
+    client = session.client(
         "s3", endpoint_url=config.endpoint_url, verify=str(config.ca_file) if config.ca_file else None,
         region_name=session.region_name or (_ANY_REGION if own else None),
         config=Config(connect_timeout=CONNECT_SECONDS, read_timeout=read_seconds, max_pool_connections=CONNECTIONS,
                       retries={"mode": "standard", "total_max_attempts": 1}, tcp_keepalive=True,
                       s3={"addressing_style": config.addressing, "payload_signing_enabled": signed},
                       request_checksum_calculation="when_required", response_checksum_validation="when_required"))
+    # It would wait for a go-ahead before each body that is a file.
+    client.meta.events.unregister("before-call.s3", add_expect_header)
+    return client
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from botocore.exceptions import (
     SSLError,
     TokenRetrievalError,
 )
+from urllib3.exceptions import HTTPError
 
 from backupd.model.errors import (
     ArchivedError,
@@ -62,7 +63,8 @@ _REGION_TOLD = re.compile(r"expecting '([a-z0-9-]+)'")
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
 
 _UNREACHABLE = (EndpointConnectionError, ConnectTimeoutError, ReadTimeoutError, ConnectionClosedError,
-                ProxyConnectionError, SSLError, HTTPClientError, ResponseStreamingError, IncompleteReadError)
+                ProxyConnectionError, SSLError, HTTPClientError, ResponseStreamingError, IncompleteReadError,
+                HTTPError)  # the library reads the text of a refusal without translating what breaks it
 _NO_IDENTITY = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, ProfileNotFound,
                 TokenRetrievalError)
 _SSL = re.compile(r"certificate|SSL", re.IGNORECASE)

@@ -85,11 +85,11 @@ class Upload:
 
     def _whole(self, data: bytes) -> Uploaded:
         digest = hashlib.sha256(data)
-        fields = {**self._where, **self._headers, "Body": data, "ChecksumSHA256": _base64(digest.digest()),
+        fields = {**self._where, **self._headers, "ChecksumSHA256": _base64(digest.digest()),
                   "Metadata": {SHA256: digest.hexdigest(), TOKEN: self._token}}
 
         def ask(client: S3Client, condition: Mapping[str, Any]) -> Uploaded:
-            answer = client.put_object(**fields, **condition)
+            answer = client.put_object(**fields, **condition, Body=_body(data))
             self._agree(answer.get("ChecksumSHA256"), _base64(digest.digest()))
             return Uploaded(len(data), answer["ETag"])
 
@@ -176,7 +176,7 @@ class Upload:
     def _send_part(self, upload: str, number: int, data: bytes) -> _Sent:
         digest = hashlib.sha256(data).digest()
         answer = self._bucket.call(f"{self._doing} (part {number})", lambda client: client.upload_part(
-            **self._where, UploadId=upload, PartNumber=number, Body=data, ChecksumSHA256=_base64(digest)))
+            **self._where, UploadId=upload, PartNumber=number, Body=_body(data), ChecksumSHA256=_base64(digest)))
         self._agree(answer.get("ChecksumSHA256"), _base64(digest))
         return _Sent(number, answer["ETag"], digest)
 
@@ -280,12 +280,19 @@ def _parts(begin: list[bytes], stream: BinaryIO, length: int | None) -> Iterator
 
 
 def _fill(stream: BinaryIO, size: int) -> bytes:
-    """``size`` bytes, fewer only at the end."""
+    """``size`` bytes, fewer only at the end. What is in memory already is not copied; of other streams no more is asked
+    for at a time than comes, for many of them make room for all that is asked for."""
+    at_once = size if isinstance(stream, io.BytesIO) else MIB
     pieces: list[bytes] = []
-    while size > 0 and (piece := stream.read(size)):
+    while size > 0 and (piece := stream.read(min(size, at_once))):
         pieces.append(piece)
         size -= len(piece)
     return b"".join(pieces)
+
+
+def _body(data: bytes) -> BinaryIO:
+    """As a file, since the library makes one string of a request's head and a body of bytes. Shares their memory."""
+    return io.BytesIO(data)
 
 
 def _base64(digest: bytes) -> str:

@@ -14,20 +14,22 @@ PIECE = 256 * 1024
 
 
 def throttled(destination: Destination, *, put: Throttle | None = None, get: Throttle | None = None) -> Destination:
-    """``destination`` with what is put into it and got from it passing ``put`` and ``get``; with all it can do."""
-    return ThrottledDestination(destination, put or Unlimited(), get or Unlimited())
+    """``destination`` with what is put into it and got from it passing ``put`` and ``get``; with all it can do. Streams
+    that pass nothing stay what they are: a driver may be able to share the memory of one, and to go back in it."""
+    putting, getting = (None if isinstance(one, Unlimited) else one for one in (put, get))
+    return ThrottledDestination(destination, putting, getting) if putting or getting else destination
 
 
 class ThrottledDestination(ForwardingDestination):
     """See ``throttled``. Bytes pass the throttle before they reach the destination or the reader."""
 
-    def __init__(self, inner: Destination, put: Throttle, get: Throttle) -> None:
+    def __init__(self, inner: Destination, put: Throttle | None, get: Throttle | None) -> None:
         super().__init__(inner)
         self._put = put
         self._get = get
 
     def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
-        return super().put(key, _buffered(_Slowed(stream, self._put)))
+        return super().put(key, _buffered(_Slowed(stream, self._put)) if self._put else stream)
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
         return self._slow(super().get(key, offset=offset, length=length))
@@ -36,7 +38,7 @@ class ThrottledDestination(ForwardingDestination):
         return self._slow(super().open_tree_file(tree, path))
 
     def _slow(self, stream: BinaryIO) -> BinaryIO:
-        return _buffered(_Slowed(stream, self._get, owned=True))
+        return _buffered(_Slowed(stream, self._get, owned=True)) if self._get else stream
 
 
 class _Slowed(io.RawIOBase):
