@@ -121,6 +121,9 @@ class FilesystemDestination:
         if ".." in above.split("/") or above.startswith("/"):
             raise DestinationError(f"{prefix!r} is not the beginning of a key")
         with self._folder.guard(f"listing {prefix}"):
+            for folder in layout.folders_of(above):
+                if (self.root / folder).is_symlink():
+                    raise self._folder.linked(folder, f"listing {prefix}")
             yield from self._walk(f"{above}/" if above else "", prefix)
 
     def _walk(self, above: str, prefix: str) -> Iterator[ObjectInfo]:
@@ -135,8 +138,11 @@ class FilesystemDestination:
             key = above + entry.name
             if entry.name[0] == "." or layout.in_tree(key):
                 continue
+            inside = (key + "/").startswith(prefix) or prefix.startswith(key + "/")
+            if inside and entry.is_symlink():
+                raise self._folder.linked(key, f"listing {prefix}")
             if is_folder:
-                if (key + "/").startswith(prefix) or prefix.startswith(key + "/"):
+                if inside:
                     yield from self._walk(key + "/", prefix)
             elif key.startswith(prefix):
                 try:

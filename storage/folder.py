@@ -35,6 +35,8 @@ _TRASH = ".tree"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+LINK_HINT = ("nothing below a destination's folder may be a link: move what it leads to back in its place, or mount it "
+             "there; the folder itself may be a link")
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _ABANDONED_WITHOUT_LOCKS = 86400.0
 """Seconds after which a temporary file counts as abandoned where the file system knows no locks."""
@@ -84,6 +86,12 @@ class Folder:
                                     hint=f"make {self.root} writable for the user that runs backupd (uid "
                                          f"{os.geteuid()}), and look whether the file system is mounted read-only")
         return DestinationError(what, detail=detail, hint="look at the disk and the kernel log (dmesg)")
+
+    def linked(self, key: str, doing: str) -> DestinationError:
+        """What to say of a symbolic link below the root. A listing that passed it over would show that nothing is
+        there, and what is not there gets collected; one that followed it could leave the disk, or never end."""
+        return DestinationError(f"destination {self.name} ({self.root}): {doing} failed",
+                                detail=f"{self.root / key.rstrip('/')} is a symbolic link", hint=LINK_HINT)
 
     def require(self, doing: str) -> None:
         """Raises DestinationError unless the marker is there.

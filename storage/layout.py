@@ -22,6 +22,7 @@
     binlogs/<server>/<branch>/<segment>/part-<n>.zst.gpg         its bytes, sealed; of a piece: part-<n>.piece.zst.gpg
     binlogs/<server>/<branch>/<segment>/index-<n>.zst.gpg        its transactions, sealed
     <manifest.json, segment.json, branch.json>.sig  a detached signature of the document, put before it
+    <proofs/..., catalog/..., configuration/...>.sig the same
     proofs/<server>/<id>.zst.gpg                    a test restore's proof, or a witness, sealed
     catalog/<time>-<installation>.zst.gpg           a copy of the catalog, sealed
     configuration/<time>-<installation>.tar.zst.gpg a copy of configuration and policies, sealed
@@ -278,8 +279,14 @@ def signature_key(key: str) -> str:
 
 
 def signed_of(key: str) -> str | None:
-    """The server that the document of record under ``key`` is about: a manifest, a segment's or a branch's description;
-    None for anything else. These are signed, and with their digests everything else is."""
+    """The server that the document of record under ``key`` is about: a manifest, a segment's or a branch's description,
+    a proof or a witness; ``*`` for a copy of a catalog or of a configuration, which is about all of them; None for
+    anything else. These are signed, and with their digests everything else is."""
+    if copy_of(key) is not None:
+        return EVERY_SERVER
+    proof = proof_of(key)
+    if proof is not None:
+        return proof[0]
     parts = key.split("/")
     ours = (len(parts) == 4 and (parts[0] + "/", parts[3]) in {(SERVERS, MANIFEST), (BINLOGS, BRANCH)}) or (
         len(parts) == 5 and (parts[0] + "/", parts[4]) == (BINLOGS, SEGMENT))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from backupd.process.throttle import TokenBucket
+from storage.breaker import BreakerDestination
 from storage.config import DestinationConfig, FilesystemConfig, S3Config
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination
@@ -32,7 +33,7 @@ def _open(name: str, config: DestinationConfig) -> Destination:
     if isinstance(config, S3Config):
         from storage.s3 import S3Destination
 
-        return S3Destination(name, config)
+        return BreakerDestination(S3Destination(name, config))
     from storage.sftp import SftpDestination
 
-    return SftpDestination(name, config)
+    return BreakerDestination(SftpDestination(name, config))

@@ -32,6 +32,7 @@ from backupd.model.errors import (
     DestinationFullError,
     LockedError,
     ObjectMissingError,
+    UnreachableError,
 )
 from storage.config import S3Config
 
@@ -65,6 +66,7 @@ _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,200}")
 _UNREACHABLE = (EndpointConnectionError, ConnectTimeoutError, ReadTimeoutError, ConnectionClosedError,
                 ProxyConnectionError, SSLError, HTTPClientError, ResponseStreamingError, IncompleteReadError,
                 HTTPError)  # the library reads the text of a refusal without translating what breaks it
+_SILENT = (EndpointConnectionError, ConnectTimeoutError, ReadTimeoutError, ProxyConnectionError)
 _NO_IDENTITY = (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError, ProfileNotFound,
                 TokenRetrievalError)
 _SSL = re.compile(r"certificate|SSL", re.IGNORECASE)
@@ -96,7 +98,7 @@ def is_missing(error: ClientError) -> bool:
 
 def is_unreachable(error: BaseException) -> bool:
     """Did our ``error`` come from a place that does not answer at all?"""
-    return isinstance(error.__cause__, (EndpointConnectionError, ConnectTimeoutError, ReadTimeoutError))
+    return isinstance(error, UnreachableError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +132,12 @@ class Explainer:
                                 "as ca_file, or look whether endpoint_url names the right server")
         if isinstance(error, (*_UNREACHABLE, OSError)):
             endpoint = self.config.endpoint_url or "Amazon S3"
-            return self._failed(doing, _told(error), f"{endpoint} does not answer as it should: look at the network, "
-                                                     f"the server and endpoint_url; what was not finished is done "
-                                                     f"again later")
+            failed = self._failed(doing, _told(error), f"{endpoint} does not answer as it should: look at the network, "
+                                                       f"the server and endpoint_url; what was not finished is done "
+                                                       f"again later")
+            if isinstance(error, _SILENT):
+                return UnreachableError(failed.message, detail=failed.detail, hint=failed.hint)
+            return failed
         if isinstance(error, BotoCoreError):
             return self._failed(doing, _told(error), f"look at the settings of destination {self.name}")
         raise error

@@ -80,10 +80,10 @@ class SftpDestination:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         doing = f"listing {prefix}"
-        self._folder.require(doing)
         above = prefix.rpartition("/")[0]
         if ".." in above.split("/") or above.startswith("/"):
             raise DestinationError(f"{prefix!r} is not the beginning of a key")
+        self._folder.require_way(above, doing)
         above = f"{above}/" if above else ""
         with self._folder.guard(doing):
             yield from self._walk(above, self._folder.listings([above])[0], prefix)
@@ -93,6 +93,9 @@ class SftpDestination:
         shown = sorted(((above + name + ("/" if found.is_folder else ""), found) for name, found in listing
                         if name[0] != "." and not layout.in_tree(above + name)), key=lambda pair: pair[0])
         wanted = [key for key, found in shown if found.is_folder and (key.startswith(prefix) or prefix.startswith(key))]
+        for key, found in shown:
+            if found.is_link and ((key + "/").startswith(prefix) or prefix.startswith(key + "/")):
+                raise self._folder.linked(key, f"listing {prefix}")
         listed: dict[str, Listing] = {}
         for key, found in shown:
             if found.is_file and key.startswith(prefix):

@@ -14,12 +14,12 @@ from datetime import datetime
 from typing import BinaryIO
 
 from backupd.model.clock import format_time
-from backupd.model.errors import DestinationError, DestinationFullError, RefusedError
+from backupd.model.errors import DestinationError, DestinationFullError, RefusedError, UnreachableError
 from backupd.model.units import format_size
 from storage import layout
 from storage.config import SftpConfig
 from storage.destination import Space
-from storage.folder import FOLDER_MODE, FORMAT
+from storage.folder import FOLDER_MODE, FORMAT, LINK_HINT
 from storage.sftpsession import Sessions
 from storage.sftpstream import SYNC_SECONDS, Upload
 from storage.sftpwire import DENIED, FAILURE, MISSING, STATVFS, Attributes, LostError, StatusError, Wire
@@ -92,9 +92,10 @@ class RemoteFolder:
     def failure(self, error: StatusError | LostError, doing: str) -> DestinationError:
         what = f"destination {self.name} ({self.where}): {doing} failed"
         if isinstance(error, LostError):
-            why = "the server does not answer" if error.hangs else "the connection was lost"
-            return DestinationError(what, detail=f"{why}: {error}",
-                                    hint="look at the host and the network; it is tried again later")
+            kind, why = ((UnreachableError, "the server does not answer") if error.hangs
+                         else (DestinationError, "the connection was lost"))
+            return kind(what, detail=f"{why}: {error}",
+                        hint="look at the host and the network; it is tried again later")
         if error.code == DENIED:
             return DestinationError(what, detail=str(error),
                                     hint=f"make {self.root} there, and all that is in it, writable for {self._user}, "
@@ -132,6 +133,24 @@ class RemoteFolder:
         """Raises DestinationError unless the marker is there."""
         with self.guard(doing):
             self.sessions.run(lambda wire: self.check_marker(wire, doing))
+
+    def require_way(self, above: str, doing: str) -> None:
+        """As ``require``, and raises DestinationError where a folder on the way to ``above`` is a symbolic link: it may
+        lead nowhere, and would show that nothing is there."""
+        folders = layout.folders_of(above)
+        with self.guard(doing):
+            marker, *found = self.sessions.run(lambda wire: wire.looks([
+                self.path(layout.REPOSITORY), *map(self.path, folders)]))
+            if marker is None or marker.is_link:
+                self.sessions.run(lambda wire: self.check_marker(wire, doing))
+        for folder, one in zip(folders, found, strict=True):
+            if one is not None and one.is_link:
+                raise self.linked(folder, doing)
+
+    def linked(self, key: str, doing: str) -> DestinationError:
+        """What to say of a symbolic link below the root, as ``Folder.linked`` does."""
+        return DestinationError(f"destination {self.name} ({self.where}): {doing} failed",
+                                detail=f"{self.path(key)} is a symbolic link", hint=LINK_HINT)
 
     def check_marker(self, wire: Wire, doing: str) -> None:
         """Raises DestinationError unless the marker is there: an unmounted disk leaves an empty folder in its place."""

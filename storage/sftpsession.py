@@ -17,7 +17,7 @@ from typing import TypeVar
 import paramiko
 from paramiko.pkey import UnknownKeyType
 
-from backupd.model.errors import DestinationError
+from backupd.model.errors import UnreachableError
 from storage.config import SftpConfig
 from storage.sftpwire import POSIX_RENAME, LostError, Wire
 from storage.sshhosts import HostKey, KnownHost, host_name, known_host
@@ -252,9 +252,9 @@ class Sessions:
                             "somebody may be listening in: nothing was sent. Ask the host's administrator. If the host "
                             f"was set up anew: ssh-keygen -f {path} -R '{name}', then add the new key")
 
-    def _failure(self, detail: str, hint: str) -> DestinationError:
+    def _failure(self, detail: str, hint: str) -> UnreachableError:
         where = f"{self._config.user}@{self._config.host}:{self._config.port}"
-        return DestinationError(f"destination {self._name} ({where}) cannot be reached", detail=detail, hint=hint)
+        return UnreachableError(f"destination {self._name} ({where}) cannot be reached", detail=detail, hint=hint)
 
 
 _HINT_REACH = ("is the host up, and may this machine reach that port? Whatever needs no other place goes on meanwhile, "

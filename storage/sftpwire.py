@@ -10,7 +10,7 @@ import contextlib
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from stat import S_ISDIR, S_ISREG
+from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import Protocol
 
 from storage.destination import Space
@@ -76,6 +76,10 @@ class Attributes:
     def is_file(self) -> bool:
         return S_ISREG(self.mode)
 
+    @property
+    def is_link(self) -> bool:
+        return S_ISLNK(self.mode)
+
 
 class Wire:
     """``seconds``: how long an answer may take. The connection belongs to whoever made ``channel``."""
@@ -122,6 +126,16 @@ class Wire:
 
     def stat(self, path: str) -> Attributes:
         return self._ask(_ATTRIBUTES, _STAT, _string(path)).attributes()
+
+    def looks(self, paths: Sequence[str]) -> list[Attributes | None]:
+        """What each of ``paths`` is, links not followed, in their order; None for one that does not exist. All are
+        asked for at once."""
+        found: list[Attributes | None] = []
+        for number in [self._request(_LSTAT, _string(path)) for path in paths]:
+            found.append(None)
+            with _unless(MISSING):
+                found[-1] = self._answer(number, _ATTRIBUTES).attributes()
+        return found
 
     def resolve(self, path: str) -> str:
         fields = self._ask(_NAME, _REALPATH, _string(path))

@@ -13,6 +13,7 @@
     ├── KeyUnusableError        an OpenPGP key is missing, expired or cannot decrypt
     ├── DestinationError        a destination failed (retryable unless it says otherwise)
     │   ├── DestinationFullError
+    │   ├── UnreachableError    the place does not answer
     │   ├── ObjectMissingError
     │   ├── ArchivedError       it lies in an archive class and has to be thawed first
     │   └── LockedError         the destination lets nobody delete it yet
@@ -141,6 +142,10 @@ class DestinationFullError(DestinationError):
     def __init__(self, message: str, *, detail: str = "", hint: str = "", destination: str = "") -> None:
         super().__init__(message, detail=detail, hint=hint)
         self.destination = destination
+
+
+class UnreachableError(DestinationError):
+    """Nobody answers there. It takes a while until that is known, so it is remembered for a while, too."""
 
 
 class ObjectMissingError(DestinationError):
