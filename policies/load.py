@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def load(path: Path, *, strict: bool = True) -> Loaded:
                                  if not path.exists() else "")
     configuration, wrong = validate(Configuration, node, path)
     problems += wrong
+    problems += _shared_places(configuration, node, path)
     folder = configuration.policies if configuration else _guess_folder(node, path)
     wrong_folder: list[Problem] = []
     line = node.key_lines.get("policies")
@@ -104,6 +106,22 @@ def _revived(model: type[Model], plain: Any, file: Path) -> Model:
     except ValidationError as error:
         raise ConfigurationError([Problem(str(file), None, "", f"{len(error.errors())} settings that were in force do "
                                           "not fit this version: was it upgraded?")]) from error
+
+
+def _shared_places(configuration: Configuration | None, node: Node, path: Path) -> list[Problem]:
+    """Destinations of which one is another, or lies inside of it: each names both."""
+    found = {} if configuration is None else {name: one.address for name, one in configuration.destinations.items()}
+    problems = []
+    for (name, (space, parts)), (other, (its, outer)) in permutations(found.items(), 2):
+        if space != its or parts[:len(outer)] != outer or (parts == outer and name < other):
+            continue
+        field_of = {"filesystem": "path", "sftp": "path", "s3": "bucket"}[space[0]]
+        line, dotted = place(node, ("destinations", name, field_of))
+        how = "is the same place as" if parts == outer else "lies inside of"
+        line_of, dotted_of = place(node, ("destinations", other, field_of))
+        problems.append(Problem(str(path), line, dotted, f"destination `{name}` {how} `{other}` ({dotted_of}, line "
+                                f"{line_of}): each needs a place of its own"))
+    return problems
 
 
 def _broken(files: Mapping[str, PolicyFile], destinations: Collection[str],

@@ -250,7 +250,8 @@ class _Job:
             raise ArchivedError(
                 f"{len(self._failed)} stored objects lie in an archive class, and no other copy of them can be read",
                 detail="\n".join(lines[:50]),
-                hint="thaw them first: `backupd thaw SERVER --to TARGET`, or repeat this with --thaw TIER",
+                hint="thaw them first: `backupd thaw SERVER --to TARGET`, or repeat this with --thaw TIER; if a rule "
+                "of the place has put them there, name the class as its storage_class, too, so that it is expected",
             )
         if any(damage for _, damage in self._damages):
             raise DamagedError(

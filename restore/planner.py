@@ -15,6 +15,7 @@ from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import chain_of, restorable
+from backupd.recovery.lineage import Strange, standing_aside
 from backupd.recovery.windows import Window
 from restore.aim import Archive
 from restore.choice import Choice, Manner, choose, with_doubts
@@ -64,6 +65,12 @@ def make_plan(
     own = sorted((b for b in backups if b.server == server), key=lambda b: (b.finished_at, b.id))
     streamed = history if history is not None and history.branches else None
     usable = [] if isinstance(target.goal, AtBackup) else restorable(own)
+    aside = () if isinstance(target.goal, AtBackup) else standing_aside(own, latest=isinstance(target.goal, Latest))
+    not_meant = {name for one in aside for name in one.backups}
+    left = [b for b in usable if b.id in not_meant]
+    usable = [b for b in usable if b.id not in not_meant]
+    if left and not usable:
+        raise _only_of_others(server, left, aside)
     if streamed is None or isinstance(target.goal, AtBackup):
         _refuse_branch(server, own, target, streamed)
         found = _by_backups(server, own, usable, target.goal, preferences)
@@ -73,6 +80,7 @@ def make_plan(
     refuse_deleted(chain)
     destinations, warnings = _destinations(chain, preferences.destinations)
     warnings += found.warnings
+    warnings += [f"{one.words(server)}: not used, but by name: --to backup:{one.backups[-1]}" for one in aside]
     if isinstance(target.goal, Latest):
         warnings += _about_latest(found, own, usable, now)
     warnings += [f"{b.id}: {text}" for b in chain for text in b.warnings]
@@ -108,6 +116,12 @@ class _Found:
     choice: Choice
     stop: Stop | None = None
     warnings: tuple[str, ...] = ()
+
+
+def _only_of_others(server: str, left: Sequence[BackupRecord], aside: Sequence[Strange]) -> NotFoundError:
+    return NotFoundError(f"server {server} has no restorable backup of its own",
+                         detail="\n".join(one.words(server) for one in aside),
+                         hint=f"if that other server is meant: --to backup:{left[-1].id}")
 
 
 def _refuse_branch(server: str, own: Sequence[BackupRecord], target: Target, history: History | None) -> None:

@@ -148,24 +148,29 @@ def _load(
 def pinned(
     destinations: Sequence[Destination], restore_id: str, backups: Sequence[tuple[str, str]], *, clock: Clock
 ) -> Iterator[tuple[str, ...]]:
-    """Keep the backups from being swept away wherever they are read; yields warnings.
+    """Keep the backups from being swept away wherever they are read, at each destination those that it has; yields
+    warnings.
 
     A destination that cannot be written (a read-only copy after a disaster) is read without a pin. Raises
-    NotFoundError or RefusedError when no destination can give the backups any more.
+    NotFoundError or RefusedError when one of the backups is at no destination any more.
     """
     warnings: list[str] = []
-    refused: list[BackupdError] = []
+    lacking: dict[tuple[str, str], list[BackupdError]] = {backup: [] for backup in backups}
     with contextlib.ExitStack() as pins:
         for destination in destinations:
+            pin = Pin(destination, restore_id, backups, clock=clock, some=True)
             try:
-                pins.enter_context(Pin(destination, restore_id, backups, clock=clock))
-            except (NotFoundError, RefusedError) as error:
-                refused.append(error)
+                with contextlib.suppress(NotFoundError, RefusedError):  # none of them: ``absent`` tells of each
+                    pins.enter_context(pin)
             except DestinationError as error:
                 warnings.append(f"not pinned at {destination.name}: {_line(error)}")
-        if refused and len(refused) == len(destinations):
-            raise refused[0]
-        yield (*warnings, *(_line(error) for error in refused))
+                continue
+            for backup, trouble in pin.absent.items():
+                lacking[backup].append(trouble)
+        for errors in lacking.values():
+            if errors and len(errors) == len(destinations):
+                raise errors[0]
+        yield (*warnings, *dict.fromkeys(_line(error) for errors in lacking.values() for error in errors))
 
 
 def _line(error: BackupdError) -> str:

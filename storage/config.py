@@ -18,6 +18,8 @@ def _rate(value: object) -> object:
 Rate = Annotated[int, BeforeValidator(_rate), Field(ge=1024)]
 """Bytes a second, written as a size: ``20MB``."""
 
+Address = tuple[tuple[str, ...], tuple[str, ...]]
+
 StorageClass = Literal["STANDARD", "STANDARD_IA", "ONEZONE_IA", "INTELLIGENT_TIERING", "GLACIER_IR", "GLACIER",
                        "DEEP_ARCHIVE"]
 
@@ -42,6 +44,11 @@ class Place(BaseModel):
         return True if self.off_site is None else self.off_site
 
     @property
+    def address(self) -> Address:
+        """Where it is: the room that places are in, and the steps in it; what begins with those lies inside of it."""
+        raise NotImplementedError
+
+    @property
     def takes_pieces(self) -> bool:
         """May pieces of a binary log that still grows lie here? They are gone soon, and some classes charge for months.
         """
@@ -64,6 +71,10 @@ class FilesystemConfig(Place):
     @property
     def is_off_site(self) -> bool:
         return bool(self.off_site)
+
+    @property
+    def address(self) -> Address:
+        return ("filesystem",), self.path.parts
 
     @field_validator("path")
     @classmethod
@@ -114,6 +125,11 @@ class S3Config(Place):
         description="Whether the credentials here may delete. Without, nothing is removed by this service: a rule of "
                     "the bucket, or an installation with other credentials, does that.")
 
+    @property
+    def address(self) -> Address:
+        endpoint = (self.endpoint_url or "").rstrip("/").lower()
+        return ("s3", endpoint, self.bucket), tuple(part for part in self.prefix.split("/") if part)
+
     def kept_in(self, *, logs: bool) -> str:
         return self.binlog_storage_class if logs else self.storage_class
 
@@ -152,6 +168,11 @@ class SftpConfig(Place):
         if not text.isprintable() or text.startswith("-") or ".." in text.split("/"):
             raise ValueError("must be printable, not begin with a dash, and go up nowhere")
         return text
+
+    @property
+    def address(self) -> Address:
+        steps = tuple(part for part in self.path.split("/") if part not in ("", "."))
+        return ("sftp", self.user, self.host.lower(), str(self.port)), steps
 
 
 DestinationConfig = FilesystemConfig | S3Config | SftpConfig

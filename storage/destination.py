@@ -24,8 +24,12 @@ class Capability(Flag):
     """``space`` knows how much room is left."""
     ARCHIVE = auto()
     """Objects may lie in an archive class, where they can be read only after a thaw: see ``ArchiveDestination``."""
+    RULES = auto()
+    """The same, but by rules of the place that the configuration does not know: nobody expects it."""
     CHECKSUMS = auto()
     """``checksum`` gives what the place itself computed, or checked, when it took an object."""
+    AUDITED = auto()
+    """And the place itself keeps comparing what it stores with that, so it tells what is there now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,13 @@ def as_archive(destination: Destination) -> ArchiveDestination | None:
     if Capability.ARCHIVE in destination.capabilities and isinstance(destination, ArchiveDestination):
         return destination
     return None
+
+
+def thawable(destination: Destination) -> ArchiveDestination | None:
+    """``destination`` as one that can be asked whether an object is cold, also where that is not expected; None where
+    nothing ever is."""
+    able = destination.capabilities & (Capability.ARCHIVE | Capability.RULES)
+    return destination if able and isinstance(destination, ArchiveDestination) else None
 
 
 def as_tree(destination: Destination) -> TreeDestination | None:

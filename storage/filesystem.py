@@ -16,7 +16,7 @@ from typing import BinaryIO
 from backupd.model.errors import DestinationError, ObjectMissingError
 from storage import layout, treenames
 from storage.destination import Capability, ObjectInfo, Space
-from storage.folder import Folder
+from storage.folder import Folder, folders_of
 from storage.linktree import LinkTree
 
 _CHUNK = 1 << 20
@@ -121,7 +121,7 @@ class FilesystemDestination:
         if ".." in above.split("/") or above.startswith("/"):
             raise DestinationError(f"{prefix!r} is not the beginning of a key")
         with self._folder.guard(f"listing {prefix}"):
-            for folder in layout.folders_of(above):
+            for folder in folders_of(above):
                 if (self.root / folder).is_symlink():
                     raise self._folder.linked(folder, f"listing {prefix}")
             yield from self._walk(f"{above}/" if above else "", prefix)

@@ -299,6 +299,12 @@ class Folder:
             yield path
 
 
+def folders_of(above: str) -> list[str]:
+    """``a/b/c`` and what it lies in, the outermost first; nothing for the root."""
+    parts = above.split("/") if above else []
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
 def _is_free(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,9 +22,9 @@
     binlogs/<server>/<branch>/<segment>/part-<n>.zst.gpg         its bytes, sealed; of a piece: part-<n>.piece.zst.gpg
     binlogs/<server>/<branch>/<segment>/index-<n>.zst.gpg        its transactions, sealed
     <manifest.json, segment.json, branch.json>.sig  a detached signature of the document, put before it
-    <proofs/..., catalog/..., configuration/...>.sig the same
+    <proofs, catalog, configuration/...>.sig        the same
     proofs/<server>/<id>.zst.gpg                    a test restore's proof, or a witness, sealed
-    catalog/<time>-<installation>.zst.gpg           a copy of the catalog, sealed
+    catalog/<time>-<installation>-<catalog>.zst.gpg a copy of the catalog, sealed
     configuration/<time>-<installation>.tar.zst.gpg a copy of configuration and policies, sealed
     RECOVER.md                                      what to do when nothing but this is left, in the clear
 
@@ -80,7 +80,7 @@ _SEGMENT = re.compile(r"(\d{10})-(\d{12})-(\d{12})")
 _PIECE = ".piece"
 _SEALED_LOG = re.compile(r"(?:part-\d{5,}(?:\.piece)?|index-\d{5,})\.zst\.gpg")
 _COLD_LOG = re.compile(r"part-\d{5,}\.zst\.gpg")
-_COPY = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{12})(?:\.tar)?\.zst\.gpg")
+_COPY = re.compile(r"(\d{8}T\d{6}Z)-([0-9a-f]{12}(?:-[0-9a-f]{12})?)(?:\.tar)?\.zst\.gpg")
 _KEY_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
@@ -293,6 +293,11 @@ def signed_of(key: str) -> str | None:
     return parts[1] if ours and is_name(parts[1]) else None
 
 
+def is_copy(key: str) -> bool:
+    """Does ``key`` hold a copy of what is known elsewhere: a proof, a witness, a catalog, a configuration?"""
+    return copy_of(key) is not None or proof_of(key) is not None
+
+
 def is_signature(key: str) -> bool:
     """Does the signature of a document of record lie under ``key``?"""
     return key.endswith(SIGNATURE) and signed_of(key.removesuffix(SIGNATURE)) is not None
@@ -314,8 +319,9 @@ def proof_of(key: str) -> tuple[str, str] | None:
     return (server, proof_id) if is_name(server) and is_id(proof_id) else None
 
 
-def catalog_key(at: datetime, installation: str) -> str:
-    return f"{CATALOGS}{at:%Y%m%dT%H%M%SZ}-{installation}{SEALED}"
+def catalog_key(at: datetime, maker: str) -> str:
+    """``maker``: installation and catalog, each 12 hex digits, with a hyphen between them."""
+    return f"{CATALOGS}{at:%Y%m%dT%H%M%SZ}-{maker}{SEALED}"
 
 
 def configuration_key(at: datetime, installation: str) -> str:
@@ -323,8 +329,8 @@ def configuration_key(at: datetime, installation: str) -> str:
 
 
 def copy_of(key: str) -> tuple[datetime, str] | None:
-    """When (UTC) and by which installation the copy of a catalog or a configuration under ``key`` was made, None for
-    anything else."""
+    """When (UTC) the copy of a catalog or a configuration under ``key`` was made, and by whom: the installation, and of
+    a catalog which one; None for anything else."""
     folder, _, name = key.rpartition("/")
     found = _COPY.fullmatch(name) if folder + "/" in {CATALOGS, CONFIGURATIONS} else None
     if found is None:

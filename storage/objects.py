@@ -11,15 +11,20 @@ import hmac
 import io
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 from backupd.model.clock import format_time
-from backupd.model.errors import DamagedError, ObjectMissingError
+from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.errors import ArchivedError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.manifest import StoredObject
 from storage import layout
 from storage.destination import Destination
 
 _CHUNK = 1024 * 1024
+_RELEASED = "released"
+_READERS = 8
+"""Notes of quarantine that are read at once."""
 
 
 def identity(key: bytes, plain_sha256: bytes, size: int, codec: str, recipients: Sequence[str]) -> str:
@@ -109,13 +114,36 @@ def quarantine(destination: Destination, name: str, reason: str, now: datetime) 
 
 
 def release(destination: Destination, name: str) -> None:
-    """Take ``name`` out of quarantine, after its bytes were put back."""
-    destination.delete(layout.quarantine_key(name))
+    """Take ``name`` out of quarantine, after its bytes were put back. Where nothing may be deleted the note says from
+    then on that it is over."""
+    key = layout.quarantine_key(name)
+    try:
+        destination.delete(key)
+    except LockedError:
+        note = {"object": name, _RELEASED: True}
+        destination.put(key, io.BytesIO(json.dumps(note, sort_keys=True).encode()))
 
 
 def quarantined(destination: Destination) -> frozenset[str]:
     """Names of all objects in quarantine."""
-    return frozenset(layout.name_in(info.key) for info in destination.list(layout.QUARANTINE))
+    notes = [info.key for info in destination.list(layout.QUARANTINE)]
+    if not notes:
+        return frozenset()
+    with ThreadPoolExecutor(max_workers=min(_READERS, len(notes)), thread_name_prefix="quarantine") as pool:
+        released = pool.map(lambda key: _is_released(destination, key), notes)
+        return frozenset(layout.name_in(key) for key, over in zip(notes, released, strict=True) if not over)
+
+
+def _is_released(destination: Destination, key: str) -> bool:
+    """A note that cannot be read counts."""
+    try:
+        with destination.get(key) as stream:
+            note = parsed(stream.read(), limit=NOTE_LIMIT)
+    except ObjectMissingError:
+        return True
+    except (ArchivedError, ValueError):
+        return False
+    return isinstance(note, dict) and note.get(_RELEASED) is True
 
 
 def put_back(destination: Destination, item: StoredObject, sealed: bytes) -> None:

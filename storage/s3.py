@@ -64,7 +64,9 @@ class S3Destination:
     def capabilities(self) -> Capability:
         classes = {self._config.storage_class, self._config.binlog_storage_class}
         cold = classes & {*s3archive.ARCHIVE_CLASSES, s3archive.TIERING}
-        return Capability.CHECKSUMS | (Capability.ARCHIVE if cold else Capability.NONE)
+        # Other servers keep the checksum of an upload beside the bytes, and tell it whatever became of these.
+        audited = Capability.AUDITED if self._config.endpoint_url is None else Capability.NONE
+        return Capability.CHECKSUMS | audited | (Capability.ARCHIVE if cold else Capability.RULES)
 
     def close(self) -> None:
         """Give the connections back; the next call makes new ones."""

@@ -159,7 +159,9 @@ class Explainer:
         code, status = code_of(error), status_of(error)
         if code == "InvalidObjectState":
             return ArchivedError(f"{self.place}: {key} lies in an archive class", detail=detail,
-                                 hint="it can be read some time after a thaw was asked for: backupd thaw")
+                                 hint="it can be read some time after a thaw was asked for: backupd thaw; if a rule "
+                                      "of the bucket has put it there, name the class as storage_class or "
+                                      f"binlog_storage_class of destination {self.name}, so that it is expected")
         if code in _NO_ROOM or status == 507:
             return DestinationFullError(f"{self.place} is full: {doing} failed", detail=detail, destination=self.name,
                                         hint="free some space, raise the quota or let retention run; nothing of this "

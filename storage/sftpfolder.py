@@ -19,7 +19,7 @@ from backupd.model.units import format_size
 from storage import layout
 from storage.config import SftpConfig
 from storage.destination import Space
-from storage.folder import FOLDER_MODE, FORMAT, LINK_HINT
+from storage.folder import FOLDER_MODE, FORMAT, LINK_HINT, folders_of
 from storage.sftpsession import Sessions
 from storage.sftpstream import SYNC_SECONDS, Upload
 from storage.sftpwire import DENIED, FAILURE, MISSING, STATVFS, Attributes, LostError, StatusError, Wire
@@ -137,7 +137,7 @@ class RemoteFolder:
     def require_way(self, above: str, doing: str) -> None:
         """As ``require``, and raises DestinationError where a folder on the way to ``above`` is a symbolic link: it may
         lead nowhere, and would show that nothing is there."""
-        folders = layout.folders_of(above)
+        folders = folders_of(above)
         with self.guard(doing):
             marker, *found = self.sessions.run(lambda wire: wire.looks([
                 self.path(layout.REPOSITORY), *map(self.path, folders)]))

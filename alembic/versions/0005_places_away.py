@@ -1,4 +1,4 @@
-"""Places away: copies that have to be caught up, thaws of archived objects, and turns of reading again
+"""Places away: copies that have to be caught up, thaws of archived objects, turns of reading again, manifests by digest
 
 Revision: 0005, after 0004
 """
@@ -50,6 +50,11 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("server", "destination", "share", name="pk_scrubs"))
 
 
+    # With a default, and without a batch: SQLite would rebuild the table, and every row of `copies` would go with it.
+    op.add_column("backups", sa.Column("manifest", sa.String(64), nullable=False, server_default=sa.text("''")))
+
+
 def downgrade() -> None:
+    op.drop_column("backups", "manifest")
     for table in ("replications", "thaws", "scrubs"):
         op.drop_table(table)

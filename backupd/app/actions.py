@@ -95,6 +95,10 @@ def of_verification(outcome: verification.VerifyOutcome) -> Result:
     if not outcome.ok:
         lines = [f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}" for damage in outcome.damages
                  if not damage.repaired_from]
+        if not any(damage.key for damage in outcome.damages if not damage.repaired_from):
+            return Result("", outcome.bytes, problem=BackupdError(
+                f"{len(lines)} destinations could not be read", detail="\n".join(lines),
+                hint="how the copies there are nobody knows; once they can be reached again: backupd verify"))
         problem = DamagedError(f"{len(lines)} damages were found in stored backups", lines,
                                hint="the next backup stores damaged objects afresh, so take a full one now; a binary "
                                     "log is read from another destination, or what it held is a gap: backupd timeline")

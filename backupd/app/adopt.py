@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from backupd.app.incidents import Incidents, Pair
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import BackupdError, NotFoundError
+from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header
 from backupd.model.server import Position
+from backupd.recovery.lineage import strangers
 from backupd.transfer.inventory import backup_ids, read
 from backupd.transfer.keeping import kept_at
 from backupd.transfer.manifestio import load_body
 from backupd.transfer.remove import is_whole, marks
 from storage.destination import Destination
 
+FOREIGN = Pair("foreign-backups", "foreign-backups-gone")
+STRANGE_HINT = ("names of servers must be unique among the installations that share a place: rename the server in one "
+                "of them, or give it a place of its own; until then no rule deletes those backups, and only "
+                "`--to backup:ID` restores one of them here")
 _CLOSED = "taken in from its manifest; its position is unknown, because no private key was at hand to open the body"
 
 
@@ -21,8 +28,10 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
     gives their ids.
 
     Such a backup was committed by a process that died before it could write the row. Of damaged manifests fsck tells.
+    One of another server that has the same name is taken in, too, and told: it can be restored by its id.
     """
     adopted = []
+    taken: set[str] = set()
     deleted, kept = marks(destination), kept_at(destination).backups
     for owner in backup_ids(destination, server):
         if _is_known(wiring, owner[1], destination.name):
@@ -32,7 +41,24 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
             continue
         _adopt(wiring, destination, found.header, deleted=owner in deleted, pinned=owner in kept)
         adopted.append(owner[1])
+        taken.add(owner[0])
+    for name in sorted(taken | ({server} if server is not None else set())):
+        tell_strangers(wiring, name)
     return adopted
+
+
+def tell_strangers(wiring: Wiring, server: str) -> None:
+    """Say, once, that backups of another server lie under the name of ``server``, and when they are gone."""
+    records = wiring.catalog.backups.list(server)
+    found = [one for one in strangers(records) if not one.former]
+    incidents, now = Incidents(wiring.catalog), wiring.clock()
+    if not found:
+        incidents.mended(FOREIGN, Event(now, FOREIGN.mended, Severity.INFO, server=server,
+                                        message=f"no backup of another server lies under the name {server} any more"))
+        return
+    incidents.broken(FOREIGN, Event(
+        now, FOREIGN.broken, Severity.ERROR, server=server, message="; ".join(one.words(server) for one in found),
+        detail="\n".join(f"{one.uuid}: {', '.join(one.backups)}" for one in found), hint=STRANGE_HINT))
 
 
 def soundness(destination: Destination, server: str, backup_id: str) -> str:

@@ -1,7 +1,8 @@
 """What lies at every destination for the day on which nothing else is left: sealed copies of the catalog and of the
 configuration, proofs, and ``RECOVER.md``, which needs no key to be read.
 
-Two installations may share a destination: each keeps the newest of its own copies and touches no others.
+Two installations may share a destination: each keeps the newest of its own copies and touches no others. A catalog that
+was made after the loss of another keeps that one's copies: what only they know is wanted yet.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from backupd.model.errors import (
     BackupdError,
     BusyError,
     DestinationError,
+    KeyUnusableError,
     LockedError,
     ObjectMissingError,
     RefusedError,
@@ -38,11 +40,14 @@ from backupd.transfer.inventory import backup_ids
 from backupd.transfer.manifestio import get_bytes, put_bytes
 from backupd.transfer.remove import marks
 from backupd.transfer.seal import Sealer
+from backupd.transfer.signed import SignedDestination
 from storage import layout
 from storage.destination import Destination, ObjectInfo
 
 KEPT = 24
 """Copies of the catalog, and of the configuration, that each installation keeps at each destination."""
+KEPT_OF_EARLIER = 3
+"""Copies of each earlier catalog of the installation that are kept once the present one has ``KEPT`` of its own."""
 PAUSE = timedelta(hours=1)
 """The least time between two copies of the catalog at one destination."""
 COPIES = Pair("copies-failed", "copies-stored")
@@ -120,6 +125,7 @@ class _Writer:
         self._wiring, self._folder, self._now = wiring, folder, now
         self._at = wiring.clock()
         self._installation = hashlib.sha256(wiring.identity_key()).hexdigest()[:12]
+        self._maker = f"{self._installation}-{wiring.catalog.identity()}"
         _keys, self._recipients = wiring.recipients()
         encryption = wiring.settings.encryption
         self._sealer = Sealer(self._recipients, encryption.gnupg_home, level=encryption.compression_level)
@@ -133,27 +139,29 @@ class _Writer:
         recover, proofs = False, 0
         try:
             proofs = keep_proofs(self._wiring, destination, self._sealer)
-            configuration = self._put(destination, layout.CONFIGURATIONS,
+            configuration = self._put(destination, layout.CONFIGURATIONS, self._installation,
                                       layout.configuration_key(self._at, self._installation))
-            catalog = self._put(destination, layout.CATALOGS, layout.catalog_key(self._at, self._installation))
+            catalog = self._put(destination, layout.CATALOGS, self._maker, layout.catalog_key(self._at, self._maker))
             if catalog or configuration or self._now:
                 recover = self._put_text(destination)
-        except DestinationError as error:
+        except (DestinationError, KeyUnusableError) as error:
             return Copied(destination.name, catalog, configuration, recover, proofs, str(error))
         return Copied(destination.name, catalog, configuration, recover, proofs)
 
-    def _put(self, destination: Destination, folder: str, key: str) -> str:
-        ours = own_copies(destination, folder, self._installation)
+    def _put(self, destination: Destination, folder: str, maker: str, key: str) -> str:
+        ours = own_copies(destination, folder, maker)
         last = layout.copy_of(ours[-1].key) if ours else None
         if folder == layout.CATALOGS and last and not self._now and timedelta() <= self._at - last[0] < PAUSE:
             return ""
         plain, digest = self._plain(folder)
-        if last is not None and self._note.get(destination.name, folder) == digest:
+        if ours and self._note.get(destination.name, folder) == digest and not _lacks_signature(destination, ours[-1]):
             return ""
         with self._sealed(plain).open("rb") as stream:
             destination.put(key, stream)
         self._note.set(destination.name, folder, digest)
-        self._prune(destination, ours)
+        self._prune(destination, ours, KEPT - 1)
+        if folder == layout.CATALOGS and len(ours) + 1 >= KEPT:
+            self._prune_earlier(destination)
         return key
 
     def _plain(self, folder: str) -> tuple[Path, str]:
@@ -174,8 +182,15 @@ class _Writer:
             self._sealer.seal_file(plain, sealed)
         return sealed
 
-    def _prune(self, destination: Destination, ours: Sequence[ObjectInfo]) -> None:
-        for info in ours[:max(0, len(ours) + 1 - KEPT)]:
+    def _prune_earlier(self, destination: Destination) -> None:
+        infos = own_copies(destination, layout.CATALOGS)
+        makers = {copy[1] for info in infos if (copy := layout.copy_of(info.key)) is not None}
+        for maker in sorted(makers - {self._maker}):
+            if maker.startswith(self._installation):
+                self._prune(destination, own_copies(destination, layout.CATALOGS, maker), KEPT_OF_EARLIER)
+
+    def _prune(self, destination: Destination, copies: Sequence[ObjectInfo], keep: int) -> None:
+        for info in copies[:max(0, len(copies) - keep)]:
             try:
                 destination.delete(info.key)
             except LockedError:
@@ -193,11 +208,15 @@ class _Writer:
         return True
 
 
-def own_copies(destination: Destination, folder: str, installation: str | None = None) -> list[ObjectInfo]:
-    """Copies below ``folder`` (of one ``installation``), oldest first."""
+def own_copies(destination: Destination, folder: str, maker: str | None = None) -> list[ObjectInfo]:
+    """Copies below ``folder`` (of one ``maker``, see ``layout.copy_of``), oldest first."""
     found = [(copy, info) for info in destination.list(folder) if (copy := layout.copy_of(info.key)) is not None]
     return [info for copy, info in sorted(found, key=lambda item: item[0])
-            if installation is None or copy[1] == installation]
+            if maker is None or copy[1] == maker]
+
+
+def _lacks_signature(destination: Destination, info: ObjectInfo) -> bool:
+    return isinstance(destination, SignedDestination) and destination.unsigned(info.key)
 
 
 def newest(destination: Destination) -> dict[str, str]:

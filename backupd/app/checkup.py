@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.app import holds, keys, queuewatch, replicating, trust
+from backupd.app import holds, keys, places, queuewatch, replicating, trust
+from backupd.app.adopt import STRANGE_HINT
 from backupd.app.forecast import room
 from backupd.app.settings import ServerSettings
 from backupd.app.streamreport import STOPPED
@@ -17,6 +18,7 @@ from backupd.backup.preflight import PreflightSpec, preflight
 from backupd.model.backup import BackupKind
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError
+from backupd.recovery.lineage import strangers
 from policies.contradictions import distances
 from policies.lint import advice, crowds, not_yet_active, settings_not_yet_active, streams
 from policies.schema import Policy
@@ -47,6 +49,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     found += keys.findings(wiring)
     found += trust.findings(wiring.settings)
     found += holds.findings(wiring, names)
+    found += places.findings(wiring)
     found += queuewatch.findings(wiring)
     configuration = wiring.settings.configuration
     usable = [server for server in map(wiring.settings.server, names) if server.usable]
@@ -81,7 +84,15 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None),
         physical=server.policy.physical is not None, logical=server.policy.logical)
     return (preflight(spec, now=wiring.clock()) + stream_findings(wiring, server) + found
-            + replicating.findings(wiring, server))
+            + replicating.findings(wiring, server) + _foreign(wiring, server.name))
+
+
+def _foreign(wiring: Wiring, server: str) -> list[Finding]:
+    """Backups of another server under the same name."""
+    return [warning("backups", f"{one.words(server)}, and all of those are older: was the server replaced?",
+                    "no rule deletes them; `backupd backups delete ID` removes what you can do without") if one.former
+            else error("backups", one.words(server), STRANGE_HINT)
+            for one in strangers(wiring.catalog.backups.list(server))]
 
 
 def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:

@@ -19,21 +19,22 @@ from backupd.transfer.thaw import Want, look, wants_of_backup, wants_of_segment
 from restore.plan import Plan
 from restore.steps import thaw_step
 from storage import layout
-from storage.destination import ArchiveDestination, ColdState, as_archive
+from storage.destination import ArchiveDestination, ColdState, as_archive, thawable
 
 _SOON = timedelta(hours=1)
 
 
 def with_thaw(wiring: Wiring, chosen: Plan, records: Iterable[BackupRecord], *, tier: str = "", days: int = 0,
-              only: Container[str] | None = None) -> Plan:
+              only: Container[str] | None = None, everywhere: bool = False) -> Plan:
     """``chosen`` with what has to be thawed for it, and its destinations in the order that needs least of that.
-    ``only``: the names of the objects that are needed, None for all of each backup.
+    ``only``: the names of the objects that are needed, None for all of each backup. ``everywhere``, or with a ``tier``:
+    also where nothing is expected in an archive class, since a rule of the place may have put it there.
 
     Asks the destinations, and moves nothing. One that does not answer is told of in a warning. Raises RefusedError for
     a ``tier`` that a storage class does not have.
     """
     archive = wiring.settings.configuration.archive
-    survey = _Survey(wiring, chosen, only)
+    survey = _Survey(wiring, chosen, only, everywhere=everywhere or bool(tier))
     order, backups = survey.of_backups(records)
     objects = (*backups, *survey.of_logs())
     warnings = [*chosen.warnings, *dict.fromkeys(survey.warnings)]
@@ -72,12 +73,12 @@ def refuse_cold(chosen: Plan, *, hint: str = "") -> None:
 
 def cold_of_part(wiring: Wiring, chosen: Plan, part: str) -> tuple[ColdObject, ...]:
     """What cannot be read now of one part of a restore: of a backup at the first archive that answers, of the binary
-    logs wherever they are needed from."""
-    survey = _Survey(wiring, chosen)
+    logs wherever they are needed from. Somebody has met it, so it is looked for everywhere."""
+    survey = _Survey(wiring, chosen, everywhere=True)
     if part == LOGS:
         return survey.of_logs()
     for name in chosen.destinations:
-        archive = as_archive(wiring.destination(name))
+        archive = thawable(wiring.destination(name))
         if archive is not None and (cold := survey.of_backup(archive, part)) is not None:
             return tuple(cold.objects)
     return ()
@@ -94,7 +95,9 @@ class _Cold:
 class _Survey:
     """Asking the destinations of one plan. ``until``: when the first thawed copy that counts goes away again."""
 
-    def __init__(self, wiring: Wiring, chosen: Plan, only: Container[str] | None = None) -> None:
+    def __init__(self, wiring: Wiring, chosen: Plan, only: Container[str] | None = None, *,
+                 everywhere: bool = False) -> None:
+        self._as_archive = thawable if everywhere else as_archive
         self._wiring, self._chosen, self._only = wiring, chosen, only
         self._archives: dict[str, ArchiveDestination | None] = {}
         self._silent: set[str] = set()
@@ -192,7 +195,7 @@ class _Survey:
                 destination = self._wiring.destination(name)
                 if not destination.is_initialised():
                     raise RefusedError("it is no repository (is it mounted?)")
-                self._archives[name] = as_archive(destination)
+                self._archives[name] = self._as_archive(destination)
             except BackupdError as error:
                 self._silent.add(name)
                 self._say(name, error)

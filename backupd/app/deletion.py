@@ -13,15 +13,18 @@ from datetime import timedelta
 
 from backupd.app.adopt import adopt_unknown, soundness
 from backupd.app.keeping import holds_of, kept_anywhere, kept_by_catalog, written
+from backupd.app.places import require_single
 from backupd.app.sweepnews import tell
 from backupd.app.wiring import GRACE, Wiring
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.hold import EVERY_SERVER
 from backupd.recovery.chains import chain_of, dependants
-from backupd.transfer.collect import Collected, living_intents
+from backupd.recovery.lineage import lineages
+from backupd.transfer.collect import living_intents
+from backupd.transfer.collected import Collected
 from backupd.transfer.inventory import read
-from backupd.transfer.keeping import put_keep, remove_keep
+from backupd.transfer.keeping import Backup, put_keep, remove_keep
 from backupd.transfer.remove import mark, marks, restorable_at, sweep, unmark
 from storage.destination import Destination
 
@@ -84,18 +87,19 @@ def _mark_everywhere(wiring: Wiring, record: BackupRecord) -> None:
     for destination in _holding(wiring, record):
         wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
     for destination in _holding(wiring, record):
-        mark_copy(wiring, destination, record, "", confirmed=True)
+        if not mark_copy(wiring, destination, record, "", confirmed=True):
+            forget_swept(wiring, destination, [record.id])
 
 
 def mark_copy(wiring: Wiring, destination: Destination, record: BackupRecord, reason: str, *,
-              confirmed: bool = False) -> None:
-    """Mark one copy deleted, in the catalog and then at its destination; forget it where its manifest is gone.
-    ``confirmed``: a person wants it, so no brake holds it."""
+              confirmed: bool = False) -> bool:
+    """Mark one copy deleted, in the catalog and then at its destination. ``confirmed``: a person wants it, so no brake
+    holds it. False where its manifest is not there: it may be out of sight, so only a person forgets it."""
     if read(destination, record.server, record.id) is None:
-        forget_swept(wiring, destination, [record.id])
-        return
+        return False
     wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
     mark(destination, record.server, record.id, wiring.clock(), reason=reason, confirmed=confirmed)
+    return True
 
 
 def _remove(wiring: Wiring, destination: Destination, at_once: frozenset[tuple[str, str]]) -> list[str]:
@@ -116,12 +120,24 @@ def sweep_destination(wiring: Wiring, destination: Destination, *, wait: bool = 
 
 def sweep_locked(wiring: Wiring, destination: Destination, *,
                  at_once: frozenset[tuple[str, str]] = frozenset()) -> Collected:
-    """One sweep by somebody who is ``removing`` already; rows of what is gone go with it."""
+    """One sweep by somebody who is ``removing`` already; rows of what is gone go with it. A place that another name
+    leads to, too, is left alone: that name may have other rules."""
+    try:
+        require_single(wiring, destination)
+    except RefusedError as error:
+        return Collected(held=[f"everything: {error.message}: {error.hint}"], skipped=True)
     swept = sweep(destination, clock=wiring.clock, grace=GRACE, kept=kept_by_catalog(wiring), at_once=at_once,
-                  brake=wiring.settings.brake)
+                  brake=wiring.settings.brake, expected=expected_at(wiring, destination))
     forget_swept(wiring, destination, swept.backups)
     tell(wiring, destination, swept)
     return swept
+
+
+def expected_at(wiring: Wiring, destination: Destination) -> frozenset[Backup]:
+    """What the catalog says is there, whole or damaged, and not on its way out."""
+    return frozenset((record.server, record.id) for record in wiring.catalog.backups.list()
+                     if record.state is not BackupState.DELETED
+                     for copy in record.copies if copy.destination == destination.name and copy.state != DELETED)
 
 
 def reconcile(wiring: Wiring, destination: Destination) -> list[str]:
@@ -230,9 +246,11 @@ def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[Ba
                 if victim.id in lease.parents:
                     raise RefusedError(f"backup {victim.id} is needed by {lease.id}, which is being written",
                                        hint="wait for it to end, or cancel it: backupd jobs cancel " + lease.id)
+    lineage = lineages((*victims, *others))
     # The catalog alone may be wrong in both directions, so the destinations are asked.
     if any(_is_somewhere(wiring, victim) for victim in victims) and not any(
-            _is_restorable(wiring, other) for other in others if all(_stands_in(other, victim) for victim in victims)):
+            _is_restorable(wiring, other) for other in others if all(_stands_in(other, victim) and (
+                lineage[victim.id] or not lineage[other.id]) for victim in victims)):
         what = victims[-1].id if len(victims) == 1 else _named(victims)
         kind = "backup" if any(victim.kind is not BackupKind.LOGICAL for victim in victims) else "dump of its tables"
         raise RefusedError(f"backup {what} is the only restorable {kind} of {server}: the last one is kept",

@@ -14,7 +14,7 @@ from backupd.app.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch, Run, SegmentKey, SegmentRecord
 from backupd.model.clock import Clock
-from backupd.model.errors import DamagedError, DestinationError, NotFoundError
+from backupd.model.errors import DamagedError, DestinationError, LockedError, NotFoundError
 from backupd.recovery.runs import first_of, last_of
 from backupd.transfer.relay import Check, Relay
 from backupd.transfer.replicatelogs import copy_branch, copy_segment, drop_pieces, replaced_pieces
@@ -131,9 +131,13 @@ class LogCopies:
         if not known:
             return
         pieces = sorted({*known, *replaced_pieces(self.target, self.server, key)})
-        if drop_pieces(self.target, self.server, pieces, now=self.clock()):
-            self.catalog.binlogs.drop_segments(self.server, pieces, self.target.name)
-            tally.dropped += len(pieces)
+        try:
+            if not drop_pieces(self.target, self.server, pieces, now=self.clock()):
+                return
+        except LockedError:
+            return  # they take room and do no harm: what comes after them must not wait for the lock
+        self.catalog.binlogs.drop_segments(self.server, pieces, self.target.name)
+        tally.dropped += len(pieces)
 
     def _confirm(self, told: Sequence[Run]) -> None:
         """What a source's run holds up to a moment, the target holds when one of its own reaches as far."""

@@ -1,29 +1,38 @@
 """Proofs and witnesses, kept at every destination beside the backups that they are about, so that they outlive the
-catalog. Whatever is missing there is put, so it does not matter when this was last done."""
+catalog. Whatever is missing there is put, so it does not matter when this was last done. What a catalog does not know
+may be what it has lost: it goes by what lies at the destination alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from backupd.app.trust import signed_servers
 from backupd.app.wiring import Wiring
 from backupd.model.errors import LockedError, NotFoundError
 from backupd.transfer import proofdoc
+from backupd.transfer.inventory import backup_ids
 from backupd.transfer.proofdoc import Kept, KeptWitness
 from backupd.transfer.seal import Sealer
 from storage.destination import Destination
 
+KEPT = timedelta(days=400)
+"""For so long, at least, a proof outlives its backup at a destination."""
+
 
 def keep_proofs(wiring: Wiring, destination: Destination, sealer: Sealer) -> int:
-    """Put what the catalog knows and ``destination`` lacks, of configured servers, and take away what is older than
-    every backup of its server and that the catalog has forgotten. How many were put. Raises DestinationError."""
+    """Put what the catalog knows and ``destination`` lacks, or has without the signature that it needs, of configured
+    servers, and take away what the catalog has forgotten, once it is ``KEPT`` old and older than every backup of its
+    server there. How many were put. Raises DestinationError."""
     count = 0
+    signed = signed_servers(wiring.settings)
     for server in wiring.settings.servers:
         stored = {proof_id for _server, proof_id in proofdoc.listed(destination, server)}
         proofs = {proof.id: proof for proof in wiring.catalog.proofs.list(server)}
         witnesses = wiring.catalog.witnesses.ids(server)
         known = {*proofs, *witnesses}
-        for kept in _missing(wiring, proofs, witnesses, stored):
+        good = stored - proofdoc.unsigned(destination, server) if server in signed else stored
+        for kept in _missing(wiring, proofs, witnesses, good):
             proofdoc.put(destination, kept, sealer)
             count += 1
         if stored - known:
@@ -45,13 +54,12 @@ def _missing(wiring: Wiring, proofs: Mapping[str, Kept], witnesses: tuple[str, .
 
 
 def _forget(wiring: Wiring, destination: Destination, server: str, unknown: set[str]) -> None:
-    """Only where the catalog has backups to go by: an empty one, after a loss, says nothing."""
-    starts = [record.started_at for record in wiring.catalog.backups.list(server)]
-    if not starts:
-        return
-    oldest = _stamp(min(starts))
+    """A proof is younger than its backup: one that is older than all that are there is of one that is not. Where there
+    are none at all, something else has happened than that they became old."""
+    oldest = min((backup_id for _server, backup_id in backup_ids(destination, server)), default="")
+    limit = min(oldest, _stamp(wiring.clock() - KEPT))
     for proof_id in sorted(unknown):
-        if proof_id < oldest:  # ids begin with their time
+        if proof_id < limit:  # ids begin with their time
             try:
                 proofdoc.remove(destination, server, proof_id)
             except LockedError:

@@ -1,13 +1,14 @@
 """Which backups survive what happens to a single place: copies that were read again where they lie.
 
-A copy is *verified* when every byte of it was read at its destination, or the destination's own checksum of every
-object is the one that was recorded. What another backup there shares and was verified for a few days ago is not read
-once more; the copy counts as verified since then. A backup is *protected* when enough such copies, of it and of all
-that it builds on, lie at enough places away from the site.
+A copy is *verified* when every byte of it was read at its destination. Of what we have just stored, of what lies in an
+archive class, and at a place that audits itself, the place's own checksum has to do. What another backup there shares
+and was verified for a few days ago is not read once more; the copy counts as verified since then. A backup is
+*protected* when enough such copies, of it and of all that it builds on, lie at enough places away from the site.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +16,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from backupd.app.incidents import Incidents, Pair
+from backupd.app.places import identities
+from backupd.app.repairs import mend
 from backupd.app.wiring import Wiring, worker_count
-from backupd.model.backup import BackupRecord, BackupState
+from backupd.model.backup import BackupRecord, BackupState, Copy
 from backupd.model.clock import format_time
 from backupd.model.errors import ArchivedError, CancelledError, NotFoundError
 from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header, StoredObject
 from backupd.model.progress import Progress, Report
 from backupd.model.units import format_duration, format_size
-from backupd.transfer.inventory import read
+from backupd.transfer.inventory import backup_ids, read
+from backupd.transfer.known import missing
 from backupd.transfer.relay import Check, found_wrong
 from backupd.transfer.scrub import Damage
 from policies.schema import Protection
@@ -34,6 +38,7 @@ PROTECTION = Pair("not-protected", "protected-again")
 SHARED_FOR = timedelta(days=7)
 """For so long an object that was read for one backup need not be read again for another."""
 _COMPLETE = str(BackupState.COMPLETE)
+_DAMAGED = str(BackupState.DAMAGED)
 
 
 # Protected or not
@@ -44,36 +49,46 @@ def with_protection(wiring: Wiring, records: Iterable[BackupRecord]) -> list[Bac
     everything: dict[str, dict[str, BackupRecord]] = {}
     for server in {record.server for record in found}:
         everything[server] = {one.id: one for one in wiring.catalog.backups.list(server)}
-    away = off_site(wiring)
+    sites = sites_of(wiring)
     return [replace(record, protected=is_protected(record, everything[record.server],
-                                                   protection_of(wiring, record.server), away)) for record in found]
+                                                   protection_of(wiring, record.server), sites)) for record in found]
 
 
-def is_protected(record: BackupRecord, records: Mapping[str, BackupRecord], wanted: Protection,
-                 away: Collection[str]) -> bool:
-    """``records``: those of the same server by id; ``away``: names of destinations off the site."""
-    places = verified_at(record, records)
-    return len(places) >= wanted.copies and len(places & set(away)) >= wanted.off_site
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """The places that count: of each configured name which one it is, and which of them are ``away`` from the site. Two
+    names of one place are one, and a name that is not configured any more is none."""
+
+    places: Mapping[str, str]
+    away: frozenset[str]
 
 
-def verified_at(record: BackupRecord, records: Mapping[str, BackupRecord]) -> frozenset[str]:
-    """Destinations that hold the backup and all that it builds on, verified."""
+def is_protected(record: BackupRecord, records: Mapping[str, BackupRecord], wanted: Protection, sites: Sites) -> bool:
+    """``records``: those of the same server by id."""
+    places = verified_at(record, records, sites)
+    return len(places) >= wanted.copies and len(places & sites.away) >= wanted.off_site
+
+
+def verified_at(record: BackupRecord, records: Mapping[str, BackupRecord], sites: Sites) -> frozenset[str]:
+    """Places that hold the backup and all that it builds on, verified."""
     if record.state is not BackupState.COMPLETE:
         return frozenset()
-    places = _verified(record)
+    places = _verified(record, sites)
     seen = {record.id}
     while record.parent is not None:
         parent = records.get(record.parent)
         if parent is None or parent.id in seen:
             return frozenset()
         seen.add(parent.id)
-        places &= _verified(parent)
+        places &= _verified(parent, sites)
         record = parent
     return places
 
 
-def off_site(wiring: Wiring) -> frozenset[str]:
-    return frozenset(name for name, place in wiring.settings.destinations.items() if place.is_off_site)
+def sites_of(wiring: Wiring) -> Sites:
+    places, configured = identities(wiring), wiring.settings.destinations
+    here = {places[name] for name, place in configured.items() if not place.is_off_site}
+    return Sites(places, frozenset(places.values()) - here)
 
 
 def protection_of(wiring: Wiring, server: str) -> Protection:
@@ -83,9 +98,9 @@ def protection_of(wiring: Wiring, server: str) -> Protection:
     return Protection.model_validate({})
 
 
-def _verified(record: BackupRecord) -> frozenset[str]:
-    return frozenset(copy.destination for copy in record.copies
-                     if copy.state == _COMPLETE and copy.verified_at is not None)
+def _verified(record: BackupRecord, sites: Sites) -> frozenset[str]:
+    return frozenset(sites.places[copy.destination] for copy in record.copies if copy.destination in sites.places
+                     and copy.state == _COMPLETE and copy.verified_at is not None)
 
 
 def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> None:
@@ -93,23 +108,24 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
     CatalogError."""
     records = {record.id: record for record in wiring.catalog.backups.list(server)
                if record.state is BackupState.COMPLETE}
-    wanted, away = protection_of(wiring, server), off_site(wiring)
+    wanted, sites = protection_of(wiring, server), sites_of(wiring)
     newest = sorted(records.values(), key=lambda one: (one.finished_at, one.id), reverse=True)
     due = next((one for one in newest if one.finished_at <= now - wanted.within), None)
-    good = next((one for one in newest if is_protected(one, records, wanted, away)), None)
+    good = next((one for one in newest if is_protected(one, records, wanted, sites)), None)
     if due is None:
         return
     if good is not None and good.finished_at >= due.finished_at:
         incidents.mended(PROTECTION, Event(now, PROTECTION.mended, Severity.INFO, server=server, message=(
             f"backups of {server} are protected again: {good.id} is at enough places, read again there")))
         return
-    places = verified_at(due, records)
+    places = verified_at(due, records, sites)
     span = format_duration(wanted.within.total_seconds())
     last = f"the last one that is: {good.id}" if good is not None else "none is"
     incidents.broken(PROTECTION, Event(
         now, PROTECTION.broken, Severity.WARNING, server=server,
         message=f"backup {due.id} of {server} ended more than {span} ago and is not protected: verified copies are at "
-                f"{len(places)} of {wanted.copies} places, {len(places & away)} of {wanted.off_site} off-site ({last})",
+                f"{len(places)} of {wanted.copies} places, {len(places & sites.away)} of {wanted.off_site} off-site "
+                f"({last})",
         detail="\n".join(_standing(wiring, due)),
         hint=f"backupd replicate {server} copies and verifies now; protection: in the policy says what is wanted"))
 
@@ -144,9 +160,13 @@ def unverified(records: Iterable[BackupRecord], place: str) -> list[BackupRecord
         copy.destination == place and copy.state == _COMPLETE and copy.verified_at is None for copy in record.copies)]
 
 
-def verify_copies(wiring: Wiring, destination: Destination, server: str, *, report: Report, check: Check) -> Examined:
-    """Look at every byte of the copies of ``server`` at ``destination`` that nobody has looked at. Damaged copies are
-    marked, and damaged objects put into quarantine there. Raises DestinationError, CatalogError."""
+def verify_copies(wiring: Wiring, destination: Destination, server: str, *, report: Report, check: Check,
+                  fresh: Collection[str] = ()) -> Examined:
+    """Look at every byte of the copies of ``server`` at ``destination`` that nobody has looked at. What is damaged is
+    put right from another destination; where none has it, every copy that needs it is marked, and damaged objects put
+    into quarantine there. ``fresh``: keys that we have just stored, of which the place's checksum tells enough. Raises
+    DestinationError, CatalogError."""
+    _reconsider(wiring, destination, server)
     records = wiring.catalog.backups.list(server)
     known = _lately(destination, records, wiring.clock() - SHARED_FOR)
     done = Examined()
@@ -156,32 +176,77 @@ def verify_copies(wiring: Wiring, destination: Destination, server: str, *, repo
         if found is None:
             continue  # removed in this moment
         if not isinstance(found.header, Header):
-            wiring.catalog.backups.set_copy_state(record.id, destination.name, "damaged")
-            key = layout.manifest_key(server, record.id)
-            done = replace(done, damages=(*done.damages, *(
-                Damage(destination.name, key, line, (record.id,)) for line in found.header.damages)))
-            continue
-        done = _one(wiring, destination, found.header, known, done, report, check)
+            damages = mend(wiring, destination, server, (), [
+                Damage(destination.name, layout.manifest_key(server, record.id), found.header.detail, (record.id,))])
+            done = replace(done, damages=(*done.damages, *damages))
+            found = read(destination, server, record.id)
+            if found is None or not isinstance(found.header, Header):
+                wiring.catalog.backups.set_copy_state(record.id, destination.name, _DAMAGED)
+                continue
+        done = _one(wiring, destination, found.header, known, done, report, check, fresh)
     return done
 
 
+def damaged(records: Iterable[BackupRecord], place: str) -> list[BackupRecord]:
+    """Those with a copy at ``place`` that is not whole, or not there any more."""
+    return [record for record in records
+            if any(copy.destination == place and copy.state == _DAMAGED for copy in record.copies)]
+
+
+def _reconsider(wiring: Wiring, destination: Destination, server: str) -> None:
+    """Copies that were found damaged and of which another destination has a whole one: what is known to be wrong with
+    them is put right. Then they count as complete, and as not verified."""
+    for record in damaged(wiring.catalog.backups.list(server), destination.name):
+        if all(copy.destination == destination.name or copy.state != _COMPLETE for copy in record.copies):
+            continue
+        found = read(destination, server, record.id)
+        if found is None:
+            continue
+        if not isinstance(found.header, Header):
+            mend(wiring, destination, server, (), [
+                Damage(destination.name, layout.manifest_key(server, record.id), found.header.detail, (record.id,))])
+            found = read(destination, server, record.id)
+            if found is None or not isinstance(found.header, Header):
+                continue
+        header = found.header
+        suspect = {*missing(destination, header.objects), *objects.quarantined(destination)}
+        folder = layout.backup_folder(server, record.id)
+        items = {folder + item.name: item for item in header.side_files}
+        items |= {layout.object_key(item.name): item for item in header.objects if item.name in suspect}
+        try:
+            problems = {key: problem for key, item in items.items() if (problem := found_wrong(destination, key, item))}
+            left = [one for one in _mended(wiring, destination, header, items, problems) if not one.repaired_from]
+        except ArchivedError:
+            continue
+        if left:
+            continue
+        for item in header.objects:
+            if item.name in suspect:
+                objects.release(destination, item.name)
+        copy = next(copy for copy in record.copies if copy.destination == destination.name)
+        with contextlib.suppress(NotFoundError):  # deleted meanwhile
+            wiring.catalog.backups.add_copy(record.id, Copy(copy.destination, _COMPLETE, copy.stored_at))
+
+
 def _one(wiring: Wiring, destination: Destination, header: Header, known: dict[str, datetime], done: Examined,
-         report: Report, check: Check) -> Examined:
+         report: Report, check: Check, fresh: Collection[str]) -> Examined:
     begun = wiring.clock()
     items = {layout.backup_folder(header.server, header.backup_id) + item.name: item for item in header.side_files}
     shared = [item for item in header.objects if item.name in known]
     items |= {layout.object_key(item.name): item for item in header.objects if item.name not in known}
     try:
-        problems = _problems(destination, items, report, check)
+        problems = _problems(destination, items, report, check, fresh)
+        damages = _mended(wiring, destination, header, items, problems)
     except ArchivedError as error:
         return replace(done, troubles=(*done.troubles, f"{header.backup_id}: {error.message}"))
-    damages = tuple(Damage(destination.name, key, problem, (header.backup_id,)) for key, problem in problems.items())
+    done = replace(done, damages=(*done.damages, *damages))
+    left = [damage for damage in damages if not damage.repaired_from]
     size = done.bytes + sum(item.size for item in items.values())
     try:
-        if damages:
-            wiring.catalog.backups.set_copy_state(header.backup_id, destination.name, "damaged")
-            _quarantine(wiring, destination, damages)
-            return replace(done, bytes=size, damages=(*done.damages, *damages))
+        if left:
+            _mark_damaged(wiring, destination, header, {name for damage in left for name in damage.backups})
+            _quarantine(wiring, destination, left)
+            return replace(done, bytes=size)
         # No later than what was only believed for another backup's sake.
         since = min([begun, *(known[item.name] for item in shared)])
         wiring.catalog.backups.mark_copy_verified(header.backup_id, destination.name, since)
@@ -191,8 +256,16 @@ def _one(wiring: Wiring, destination: Destination, header: Header, known: dict[s
     return replace(done, bytes=size, verified=(*done.verified, header.backup_id))
 
 
+def _mark_damaged(wiring: Wiring, destination: Destination, header: Header, hit: Collection[str]) -> None:
+    """The copies of the backup and of the others that are ``hit``, too. What is marked deleted stays so."""
+    for record in wiring.catalog.backups.list(header.server):
+        if record.id == header.backup_id or (record.id in hit and any(
+                copy.destination == destination.name and copy.state == _COMPLETE for copy in record.copies)):
+            wiring.catalog.backups.set_copy_state(record.id, destination.name, _DAMAGED)
+
+
 def _problems(destination: Destination, items: Mapping[str, StoredObject], report: Report, check: Check,
-              ) -> dict[str, str]:
+              fresh: Collection[str]) -> dict[str, str]:
     total, lock = sum(item.size for item in items.values()), threading.Lock()
     seen = [0, 0]
     stop = threading.Event()
@@ -201,7 +274,7 @@ def _problems(destination: Destination, items: Mapping[str, StoredObject], repor
         check()
         if stop.is_set():
             raise CancelledError("stopped with the others")
-        problem = found_wrong(destination, *one)
+        problem = found_wrong(destination, *one, fresh=one[0] in fresh)
         with lock:
             seen[0] += one[1].size
             seen[1] += 1
@@ -214,6 +287,25 @@ def _problems(destination: Destination, items: Mapping[str, StoredObject], repor
             return {key: problem for key, problem in pool.map(examine, items.items()) if problem}
         finally:
             stop.set()  # for an interrupt of this thread, which would wait for all that is left
+
+
+def _mended(wiring: Wiring, destination: Destination, header: Header, items: Mapping[str, StoredObject],
+            problems: Mapping[str, str]) -> tuple[Damage, ...]:
+    """What is wrong, put right as far as another destination can; what is said to be right was looked at again."""
+    if not problems:
+        return ()
+    seen = [read(destination, *owner) for owner in backup_ids(destination, header.server)]
+    headers = [one.header for one in seen if one is not None and isinstance(one.header, Header)]
+    users: dict[str, list[str]] = {key: [header.backup_id] for key in problems}
+    for other in headers:
+        for item in other.objects if other.backup_id != header.backup_id else ():
+            if (key := layout.object_key(item.name)) in users:
+                users[key].append(other.backup_id)
+    damages = mend(wiring, destination, header.server, headers, [
+        Damage(destination.name, key, problem, tuple(sorted(users[key])), stored=items[key])
+        for key, problem in problems.items()])
+    return tuple(replace(damage, repaired_from="", problem=problem) if damage.repaired_from and (
+        problem := found_wrong(destination, damage.key, items[damage.key])) else damage for damage in damages)
 
 
 def _quarantine(wiring: Wiring, destination: Destination, damages: Iterable[Damage]) -> None:

@@ -9,7 +9,7 @@ One backup, or a thousand binary logs, is one transaction: a rebuild that was ki
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -18,17 +18,26 @@ from typing import Any
 
 from backupd.app.adopt import record_of_manifest
 from backupd.app.logcheck import is_at_work
-from backupd.app.lostcatalog import lost_catalogs, take_over
+from backupd.app.lostcatalog import REBUILT, Succession, lost_catalogs
 from backupd.app.reconciliation import Reconciliation
 from backupd.app.wiring import Wiring, worker_count
 from backupd.model.backup import BackupRecord, BackupState, Copy
 from backupd.model.clock import format_time
-from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, NotFoundError, RefusedError
+from backupd.model.errors import (
+    ArchivedError,
+    BackupdError,
+    DamagedError,
+    KeyUnusableError,
+    NotFoundError,
+    RefusedError,
+)
 from backupd.model.event import Event, Severity
 from backupd.model.hold import HoldKind
 from backupd.model.manifest import Header
 from backupd.model.progress import Progress, Report
 from backupd.transfer import proofdoc, segments
+from backupd.transfer.collect import unfinished
+from backupd.transfer.intent import intents
 from backupd.transfer.inventory import backup_ids, read
 from backupd.transfer.keeping import Kept, kept_at
 from backupd.transfer.presence import Presence
@@ -105,22 +114,22 @@ class _Rebuild:
     def run(self) -> Rebuilt:
         wiring, destination = self._wiring, self._destination
         kept = kept_at(destination)
-        self._backups(kept)
+        owners = backup_ids(destination)
+        self._backups(owners, kept)
         branches, logs = self._logs()
         proofs, witnesses = self._proofs() if self._opens else (0, 0)
         holds = self._holds(kept)
         moments: list[datetime] = []
         history = 0
-        if self._opens:
-            try:
-                for moment, older in lost_catalogs(wiring, destination):
-                    history += take_over(wiring, older, destination.name)
-                    moments.append(moment)
-            except (DamagedError, KeyUnusableError) as error:
-                self._taken.problems.append(f"a copy of the lost catalog: {error.message}")
         taken = self._taken
+        succession = Succession(wiring, destination.name, {backup_id for _server, backup_id in owners})
+        if self._opens:
+            for moment, older in lost_catalogs(wiring, destination, taken.problems.append):
+                history += succession.take(moment, older)
+                moments.append(moment)
+        taken.problems += [*succession.missing.values(), *self._headless(succession.missing)]
         wiring.catalog.events.add(Event(
-            wiring.clock(), "catalog-rebuilt", Severity.WARNING,
+            wiring.clock(), REBUILT, Severity.WARNING,
             f"the catalog was rebuilt from destination {destination.name}: {taken.backups} backups, {logs} binary logs",
             subject=destination.name, detail="\n".join(taken.problems[:50]),
             hint="`backupd verify` reads again what is stored there"))
@@ -130,9 +139,8 @@ class _Rebuild:
 
     # -- backups
 
-    def _backups(self, kept: Kept) -> None:
+    def _backups(self, owners: list[tuple[str, str]], kept: Kept) -> None:
         """Every manifest, several at a time; no more than a batch is in memory."""
-        owners = backup_ids(self._destination)
         presence = Presence(self._destination)
         dying = marks(self._destination)
         done = 0
@@ -177,7 +185,12 @@ class _Rebuild:
         for item in header.side_files:
             if there.get(folder + item.name) != item.size:
                 return f"its {item.name} is missing, or not in its size"
-        return "" if opened else objects.problem(self._destination, folder + header.body.name, header.body)
+        if opened:
+            return ""
+        try:
+            return objects.problem(self._destination, folder + header.body.name, header.body)
+        except ArchivedError:
+            return f"its {header.body.name} lies in an archive class: thaw it there, and copy it back"
 
     def _add(self, record: BackupRecord) -> None:
         self._taken.backups += 1
@@ -198,6 +211,16 @@ class _Rebuild:
         better = known if known.flavour else record  # what no key opened before tells no position
         backups.add(replace(better, copies=tuple(ours.values()), pinned=known.pinned or record.pinned), replace=True)
         backups.set_copy_state(record.id, copy.destination, copy.state)
+
+    def _headless(self, told: Collection[str]) -> list[str]:
+        """Backups of which there are files but no manifest, and that nobody is writing; those ``told`` are left out."""
+        busy = {owner for lease in intents(self._destination) for owner in lease.backups}
+        trees, sides = unfinished(self._destination)
+        owners = {owner for key in (*trees, *(info.key for info in sides))
+                  if (owner := layout.backup_of(key)) is not None}
+        return [f"{self._destination.name}: backup {backup_id} of {server} has files there but no manifest: somebody "
+                "removed that, or the backup or its deletion was stopped in the middle"
+                for server, backup_id in sorted(owners - busy) if backup_id not in told]
 
     # -- the rest
 

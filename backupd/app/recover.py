@@ -26,7 +26,7 @@ _VARIABLE = re.compile(r"@@([A-Z_]+)@@")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """How to get at a destination. ``settings``: shell that defines ``newest FOLDER`` and ``fetch KEY``; ``fields``:
+    """How to get at a destination. ``settings``: shell that defines ``names FOLDER`` and ``fetch KEY``; ``fields``:
     its configuration, with ``@@NAME@@`` for variables of the shell."""
 
     words: str
@@ -57,6 +57,7 @@ def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str]
         servers=_here({server: {"policy": "signed" if server in signed else "unsigned", "owner": "@@OWNER@@"}
                        for server in servers}),
         cold=_COLD.format(classes=" or ".join(classes)) if (classes := _cold(config)) else "",
+        names=" ".join(quote(server) for server in servers) or '""',
         configurations=layout.CONFIGURATIONS, catalogs=layout.CATALOGS)
 
 
@@ -111,13 +112,13 @@ def _here(document: Mapping[str, Any]) -> str:
 
 _FOLDER = """
 : "${REPOSITORY:?the path of the folder that holds this text}"
-newest() { ls "$REPOSITORY/$1" | sort | tail -n 1; }
+names() { ls "$REPOSITORY/$1"; }
 fetch() { cat "$REPOSITORY/$1"; }
 """
 
 _S3 = """
 PLACE={place}
-newest() {{ aws{options} s3 ls "$PLACE$1" | awk '{{print $4}}' | sort | tail -n 1; }}
+names() {{ aws{options} s3 ls "$PLACE$1" | awk '{{print $4}}'; }}
 fetch() {{ aws{options} s3 cp --only-show-errors "$PLACE$1" -; }}
 """
 
@@ -131,7 +132,7 @@ _SFTP = """
 : "${{KNOWN_HOSTS:?the file with the key of the host}}"
 PLACE={folder}
 batch() {{ sftp -q -b - -i "$SFTP_KEY" -o "UserKnownHostsFile=$KNOWN_HOSTS" -P {port} {target}; }}
-newest() {{ printf 'ls -1 "%s/%s"\\n' "$PLACE" "$1" | batch | grep -E '[.]gpg$' | sed 's|.*/||' | sort | tail -n 1; }}
+names() {{ printf 'ls -1 "%s/%s"\\n' "$PLACE" "$1" | batch | sed 's|.*/||'; }}
 fetch() {{ printf 'get "%s/%s" "%s"\\n' "$PLACE" "$1" "$BASE/fetched" | batch > /dev/null; cat "$BASE/fetched"; }}
 """
 
@@ -140,6 +141,10 @@ Descriptions of backups here are signed. Only signatures of these keys count, an
 elsewhere, since whoever can write here can write this text, too:
 
 {keys}
+
+Copies of the configuration are signed in the same way, each in the file beside it whose name ends in `.sig`. Nothing
+of them is used by the steps below but public keys; before you use more of one, let `gpg --verify NAME.sig NAME` tell
+you that one of these keys has signed it.
 """
 
 _COLD = """
@@ -192,6 +197,7 @@ umask 022
 export GNUPGHOME
 mkdir -p "$BASE/policies"
 mkdir -p -m 0700 "$BASE/old"
+problem() {{ echo "PROBLEM: $*" >&2; }}
 {settings}
 ```
 
@@ -200,13 +206,36 @@ If the key has a passphrase, write it into a file that only root can read, and s
 ### 2. What was configured
 
 The configuration that was lost, with its policies and the public keys. Look into it for what the servers need besides
-their data: it is put to `BASE/old`, and is not used by the steps below.
+their data: it is put below `BASE/old`, and is not used by the steps below. Names of copies say when each was made, and
+by which installation: several may share a place, and of each the newest copy that opens is taken. What cannot be opened
+is named, and the steps go on.
 
 ```sh
-fetch "{configurations}$(newest {configurations})" > "$BASE/configuration.gpg"
-gpg --batch --quiet ${{PASSPHRASE_FILE:+--pinentry-mode loopback --passphrase-file "$PASSPHRASE_FILE"}} \\
-    --decrypt "$BASE/configuration.gpg" | zstd -q -d | tar -x -C "$BASE/old"
-gpg --batch --quiet --import "$BASE/old/public-keys.asc"
+opened() {{
+    rm -rf "$BASE/old/new"
+    fetch "{configurations}$1" > "$BASE/old/copy.gpg" &&
+    gpg --batch --quiet --yes ${{PASSPHRASE_FILE:+--pinentry-mode loopback --passphrase-file "$PASSPHRASE_FILE"}} \\
+        --output "$BASE/old/copy.zst" --decrypt "$BASE/old/copy.gpg" &&
+    zstd -q -f -d "$BASE/old/copy.zst" -o "$BASE/old/copy.tar" &&
+    mkdir "$BASE/old/new" && tar -x -f "$BASE/old/copy.tar" -C "$BASE/old/new" && mv "$BASE/old/new" "$BASE/old/$2"
+}}
+for copy in $(names {configurations} | grep -E '^[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]{{12}}[.]tar[.]zst[.]gpg$' |
+        sort -r); do
+    installation=${{copy#*-}}
+    installation=${{installation%%.*}}
+    if [ -e "$BASE/old/$installation" ]; then continue; fi
+    if ! opened "$copy" "$installation"; then
+        problem "{configurations}$copy cannot be opened; older ones are tried"
+        continue
+    fi
+    echo "$BASE/old/$installation is the configuration of installation $installation, from ${{copy%%-*}}; it names:"
+    for server in {names}; do
+        if grep -qwF -e "$server" "$BASE/old/$installation/backupd.yaml"; then echo "- server $server"; fi
+    done
+    gpg --batch --quiet --import "$BASE/old/$installation/public-keys.asc" || problem "its public keys are not imported"
+done
+rm -rf "$BASE/old/copy.gpg" "$BASE/old/copy.zst" "$BASE/old/copy.tar" "$BASE/old/new"
+if [ -z "$(ls "$BASE/old")" ]; then problem "no configuration could be opened: import the public keys yourself"; fi
 ```
 
 ### 3. A configuration for the recovery
@@ -237,10 +266,12 @@ export BACKUPD_CONFIG="$BASE/backupd.yaml"
 
 ### 4. Find out what there is
 
+What is damaged or missing is named, and everything else is taken in.
+
 ```sh
-backupd catalog rebuild --from {name}
-backupd backups
-backupd timeline "$SERVER"
+backupd catalog rebuild --from {name} --into-existing || problem "not all of it could be taken in: see above"
+backupd backups || problem "the backups cannot be listed"
+backupd timeline "$SERVER" || problem "there is no timeline of $SERVER"
 ```
 
 ### 5. Restore
@@ -251,7 +282,7 @@ backupd restore "$SERVER" --to "$TO" --datadir "$DATADIR" ${{THAW:+--thaw "$THAW
 ```
 
 Start the database server on `DATADIR`, and look at it. The other servers come back in the same way, with another
-`SERVER` and `DATADIR`. Afterwards make a new installation out of what is in `BASE/old`, and rebuild its catalog in
+`SERVER` and `DATADIR`. Afterwards make a new installation out of what is below `BASE/old`, and rebuild its catalog in
 the same way.
 
 ## Without backupd
@@ -260,7 +291,8 @@ Each backup has a `RUNBOOK.md`, which restores it with `gpg`, `zstd`, `tar`, `sh
 of the newest backups are named above, and the others lie beside them, one folder for each backup. Folders are named by
 the time of the backup, in UTC.
 
-Copies of the catalog lie in `{catalogs}`, the newest name last. Decrypted and unpacked
+Copies of the catalog lie in `{catalogs}`, the newest name last. Names say when, by which installation, and of which of
+its catalogs: one that was begun anew knows less than older copies of another. Decrypted and unpacked
 (`gpg -d FILE | zstd -d > catalog.db`) each is an SQLite database; `SELECT id, server, kind, finished_at FROM backups`
 lists what there was.
 """

@@ -15,6 +15,7 @@ from backupd.model.progress import silent
 from backupd.recovery.chains import chain_of
 from backupd.transfer.erasing import each
 from backupd.transfer.lease import exists
+from backupd.transfer.marking import is_marked
 from backupd.transfer.repairing import inode_of, put_manifest_right, put_right, put_segment_right, show_again
 from backupd.transfer.replicate import Order, replicate
 from backupd.transfer.scrub import Damage
@@ -70,7 +71,7 @@ class _Mending:
         try:
             return replace(damage, repaired_from=self._from(damage))
         except BackupdError as error:
-            return replace(damage, trouble=" ".join(f"{error.message}: {error.detail}".split()))
+            return replace(damage, trouble=_line(error))
 
     def _from(self, damage: Damage) -> str:
         if damage.stored is not None:
@@ -83,11 +84,14 @@ class _Mending:
         return self._whole(owner[1])
 
     def _whole(self, backup_id: str) -> str:
-        """A backup whose manifest is gone. When all else is gone, too, somebody removed it: that is no damage."""
+        """A backup whose manifest is gone. When all else is gone, too, nothing of it is left to be mended."""
         wiring, target = self._wiring, self._destination
-        if (exists(target, layout.mark_key(self._server, backup_id))
-                or not exists(target, layout.body_key(self._server, backup_id))):
-            raise NotFoundError("it was removed there", hint="`backupd fsck --repair` forgets it")
+        if is_marked(target, self._server, backup_id):
+            raise NotFoundError("it is marked deleted there")
+        if not exists(target, layout.body_key(self._server, backup_id)):
+            raise NotFoundError("nothing of it is there any more, and nobody marked it deleted",
+                                detail=f"`backupd replicate {self._server} --to {target.name}` copies it again where "
+                                       "another destination has it, `backupd fsck --repair` forgets it")
         chain = chain_of(backup_id, wiring.catalog.backups.list(self._server))
         order = Order(self._server, backup_id, new_id(wiring.clock()), tuple(member.id for member in chain[:-1]))
         holding = [one for one in self._sources if exists(one, layout.manifest_key(self._server, backup_id))]
@@ -102,14 +106,13 @@ class _Mending:
             server, key, _name = found
             gone = not exists(self._destination, layout.segment_key(server, key))
             if gone and not any(other < key for other in self._stored_of(key.branch)):
-                raise NotFoundError("it was removed there, as all before it was",
-                                    hint="`backupd fsck --repair` forgets it")
+                raise NotFoundError("it is not there any more, and nothing before it is either",
+                                    detail="`backupd fsck --repair` forgets it")
             source = put_segment_right(self._destination, server, key, [damage.key for damage in damages],
                                        self._sources, clock=self._wiring.clock, check=_go_on)
             self._wiring.catalog.binlogs.mark_verified(server, [key], self._destination.name, self._wiring.clock())
         except BackupdError as error:
-            return [replace(damage, trouble=" ".join(f"{error.message}: {error.detail}".split()))
-                    for damage in damages]
+            return [replace(damage, trouble=_line(error)) for damage in damages]
         return [replace(damage, repaired_from=source) for damage in damages]
 
     def _stored_of(self, branch: str) -> Iterator[SegmentKey]:
@@ -136,6 +139,10 @@ def _tell(wiring: Wiring, destination: Destination, server: str, damages: Sequen
                 message=f"{len(left)} files of {server} at destination {destination.name} are damaged, and no other "
                         "destination has them", detail=detail,
                 hint=f"take a full backup now, it stores the data afresh: backupd backup {server} --kind full"))
+
+
+def _line(error: BackupdError) -> str:
+    return " ".join((f"{error.message}: {error.detail}" if error.detail else error.message).split())
 
 
 def _go_on() -> None:

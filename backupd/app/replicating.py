@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from backupd.app.logretention import archive
-from backupd.app.retention import foresee
+from backupd.app.places import require_single
+from backupd.app.retention import as_if_there, foresee
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, warning
@@ -15,7 +16,6 @@ from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, RefusedError
 from backupd.retention.decisions import Decisions
 from backupd.retention.logs import NOTHING
-from backupd.retention.view import Stored
 from storage.destination import Destination
 
 COMPLETE = str(BackupState.COMPLETE)
@@ -35,7 +35,7 @@ class Wanted:
 def opened(wiring: Wiring, name: str) -> Destination:
     """A destination that copies go to, initialised where this is the first one.
 
-    Raises DestinationError where it cannot be reached, RefusedError where it is bare and was not.
+    Raises DestinationError where it cannot be reached, RefusedError where it is bare and was not, or has two names.
     """
     destination = wiring.destination(name)
     if not destination.is_initialised():
@@ -45,6 +45,7 @@ def opened(wiring: Wiring, name: str) -> Destination:
                                hint="is the file system mounted? To begin anew there, delete the old backups first: "
                                     "backupd backups delete ID")
         destination.initialise(wiring.clock())
+    require_single(wiring, destination)
     return destination
 
 
@@ -60,10 +61,7 @@ def wanted(wiring: Wiring, server: str, target: str, from_places: Collection[str
     """What ``target`` lacks and would keep. Raises CatalogError."""
     records = {record.id: record for record in wiring.catalog.backups.list(server)}
     candidates = [record for record in records.values() if _can_be_copied(record, target, from_places)]
-    places = archive(wiring, server, candidates).places
-    future = [Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
-                     pinned=record.pinned, bytes=record.stats.bytes_stored, place=places.get(record.id),
-                     table_set=record.table_set, missing=record.tables_missing) for record in candidates]
+    future = as_if_there(tuple(records.values()), candidates, archive(wiring, server, candidates))
     said = foresee(wiring, server, target, now=wiring.clock(), future=future, sources=from_places)
     kept = {decision.backup.id for decision in said.kept}
     possible = {record.id for record in candidates}

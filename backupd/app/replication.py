@@ -8,7 +8,7 @@ after growing pauses, as often as it takes. One event tells when that begins, an
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,7 +18,8 @@ from backupd.app.deletion import reconcile, sweep_destination
 from backupd.app.incidents import Incidents, Pair
 from backupd.app.keeping import kept_by_catalog
 from backupd.app.logcopies import LogsCopied, copies_of
-from backupd.app.protection import Examined, verify_copies
+from backupd.app.lostcopies import LOST, find_lost
+from backupd.app.protection import Examined, damaged, verify_copies
 from backupd.app.replicating import Wanted, above, opened, sources, wanted
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring, worker_count
@@ -56,7 +57,9 @@ _NOTED = 5.0
 @dataclass(frozen=True, slots=True)
 class Replicated:
     """What became of one destination. ``copied``: in the order in which they arrived; ``declined``: what its own rules
-    would not keep, with why; ``waiting``: what is still lacking, by id, with why; ``problem``: what ended it."""
+    would not keep, with why; ``waiting``: what is still lacking, by id, with why; ``lost``: ids of copies that had
+    vanished, though nobody here removed them; ``damaged``: of those that are not whole now; ``problem``: what ended
+    it."""
 
     server: str
     destination: str
@@ -65,6 +68,8 @@ class Replicated:
     waiting: dict[str, str] = field(default_factory=dict)
     logs: LogsCopied = field(default_factory=LogsCopied)
     examined: Examined = field(default_factory=Examined)
+    lost: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
     problem: BackupdError | None = None
 
     @property
@@ -88,11 +93,14 @@ class Replicated:
             return self.problem
         if self.logs.failure is not None:
             return self.logs.failure
-        if self.examined.damages:
-            return DamagedError(f"copies at {self.destination} are damaged",
-                                [str(damage) for damage in self.examined.damages],
+        if left := [str(damage) for damage in self.examined.damages if not damage.repaired_from]:
+            return DamagedError(f"copies at {self.destination} are damaged", left,
                                 hint="`backupd verify` mends what another copy can mend")
         lines = [*(f"{name}: {why}" for name, why in self.waiting.items()), *self.logs.troubles]
+        if broken := [name for name in self.damaged if name not in self.waiting]:
+            return DamagedError(f"copies at {self.destination} are damaged",
+                                [*(f"{self.destination}: {name}: its copy is damaged" for name in broken), *lines],
+                                hint="`backupd verify` mends what another copy can; a full backup stores all afresh")
         return BackupdError(f"not everything of {self.server} could be copied to {self.destination}",
                             detail="\n".join(lines), hint="it is tried again by itself; `backupd verify` tells what is "
                             "damaged where") if lines else None
@@ -110,6 +118,7 @@ class Replicated:
                         "lacking": self.logs.lacking, "troubles": list(self.logs.troubles)},
             "verified": list(self.examined.verified), "troubles": list(self.examined.troubles),
             "damages": [damage.as_json() for damage in self.examined.damages],
+            "lost": list(self.lost), "damaged": list(self.damaged),
             "error": str(error) if error is not None else None}
 
 
@@ -146,10 +155,13 @@ class _Round:
             with self._wiring.removing(wait=False) as held:
                 if held:  # whoever removes now does it, too
                     reconcile(self._wiring, target)
+            failed = self._bring_back(target)
             if copies:
-                self._copy(target)
-            self._done = replace(self._done, examined=verify_copies(
-                self._wiring, target, self._server, report=self._run.report, check=self._run.check))
+                self._copy(target, failed)
+            examined = verify_copies(self._wiring, target, self._server, report=self._run.report, check=self._run.check,
+                                     fresh=frozenset().union(*(one.stored for one in self._done.copied)))
+            self._done = replace(self._done, waiting=failed, examined=examined, damaged=tuple(
+                record.id for record in damaged(self._wiring.catalog.backups.list(self._server), self._place)))
         except (DestinationError, RefusedError) as error:
             if isinstance(error, BusyError):
                 raise
@@ -161,11 +173,25 @@ class _Round:
 
     # -- copying
 
-    def _copy(self, target: Destination) -> None:
+    def _bring_back(self, target: Destination) -> dict[str, str]:
+        """Copy again what is lost there; what could not be, with why."""
+        lost, failed = find_lost(self._wiring, target, self._server), dict[str, str]()
+        self._done = replace(self._done, lost=tuple(record.id for record in lost))
+        found = sources(self._wiring, self._server, self._place) if lost else []
+        for record in lost:
+            self._run.check()
+            try:
+                self._one(target, found, record, failed)
+            except (DamagedError, DestinationError, RefusedError, NotFoundError, ToolError) as error:
+                failed[record.id] = _line(error)
+                if not _is_there(target):
+                    raise
+        return failed
+
+    def _copy(self, target: Destination, failed: dict[str, str]) -> None:
         found = sources(self._wiring, self._server, self._place)
         self._keep(target)
         lacking = self._expect([source.name for source in found])
-        failed: dict[str, str] = {}
         for record in lacking.backups:
             self._run.check()
             try:
@@ -189,10 +215,25 @@ class _Round:
         # Where no source can be reached nobody can tell what belongs there, so what was expected stays so.
         gone = [row.backup_id for row in wiring.catalog.replications.list(place)
                 if names and row.backup_id not in expected | others]
+        self._tell_lost(gone, dict(lacking.declined))
         wiring.catalog.replications.forget(place, gone)
         wiring.catalog.replications.expect(
             place, {record.id: record.stats.bytes_stored for record in lacking.backups}, wiring.clock())
         return lacking
+
+    def _tell_lost(self, gone: Sequence[str], declined: Collection[str]) -> None:
+        """Of those that are not expected any more: which were deleted before they came."""
+        wiring, place = self._wiring, self._place
+        records = {record.id: record for record in wiring.catalog.backups.list()}
+        lost = [name for name in gone if name not in declined and (
+            name not in records or (records[name].state is BackupState.DELETED
+                                    and all(copy.destination != place for copy in records[name].copies)))]
+        if lost:
+            wiring.catalog.events.add(Event(
+                wiring.clock(), "replication-lost", Severity.ERROR, server=self._server, subject=place,
+                job_id=self._run.job.id, detail=", ".join(lost),
+                message=f"{len(lost)} backups were deleted before they could be copied to {place}",
+                hint="where one is only marked, `backupd backups undelete ID` brings it back, and it is copied then"))
 
     def _one(self, target: Destination, found: Sequence[Destination], record: BackupRecord, failed: dict[str, str],
              ) -> None:
@@ -324,12 +365,10 @@ def _tell(wiring: Wiring, done: Replicated) -> None:
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     error = done.trouble
     if error is None:
-        if any(copy.destination == done.destination and copy.state == "damaged"
-               for record in wiring.catalog.backups.list(done.server) for copy in record.copies):
-            return  # what was told of them is not over
-        incidents.mended(REPLICATION, Event(
-            now, REPLICATION.mended, Severity.INFO, server=done.server, subject=done.destination,
-            message=f"{done.destination} has everything of {done.server} again"))
+        event = Event(now, REPLICATION.mended, Severity.INFO, server=done.server, subject=done.destination,
+                      message=f"{done.destination} has everything of {done.server} again")
+        if not incidents.mended(REPLICATION, event):
+            incidents.mended(LOST, event)
         return
     count = len(done.waiting)
     what = f"{count} backups of {done.server} are not at {done.destination}" if count else \

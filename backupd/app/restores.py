@@ -39,12 +39,14 @@ _NO_BYTES = 1e18
 class Wishes:
     """How binary logs are replayed, and what is done about archive classes. ``exclude``: GTIDs of transactions to leave
     out; ``replay_with``: the method, None for the planner's choice. ``thaw``: the tier to thaw at, "" for what is
-    configured; a restore thaws nothing without one. ``days``: how long that stays, 0 for what is configured."""
+    configured; a restore thaws nothing without one. ``days``: how long that stays, 0 for what is configured.
+    ``everywhere``: see ``with_thaw``."""
 
     exclude: tuple[str, ...] = ()
     replay_with: ReplayMethod | None = None
     thaw: str = ""
     days: int = 0
+    everywhere: bool = False
 
     @classmethod
     def of(cls, exclude: Sequence[str], replay_with: str | None, thaw: str | None = None, days: int | None = None,
@@ -83,7 +85,8 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
         raise
     left_out = _left_out(wiring, [record for record in records if record.id in found.chain])
     found = replace(found, warnings=(*found.warnings, *left_out))
-    return with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days) if cold else found
+    return with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days,
+                     everywhere=wishes.everywhere) if cold else found
 
 
 def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool, mode: str,

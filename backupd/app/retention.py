@@ -7,7 +7,7 @@ somebody confirmed it: an empty or changed policy must not cost a history.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -15,23 +15,27 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.app.adopt import adopt_unknown
-from backupd.app.deletion import DELETED, mark_copy, reconcile, sweep_locked
+from backupd.app.deletion import DELETED, expected_at, mark_copy, reconcile, sweep_locked
 from backupd.app.keeping import holds_of, kept_anywhere
 from backupd.app.logretention import Archive, Cleared, archive, clear, settled
 from backupd.app.massbrake import refuse_mass, tell_stopped
 from backupd.app.minimums import logs_minimum, minimum_of
+from backupd.app.places import require_single
 from backupd.app.run import JobRun
+from backupd.app.sweepnews import MISSING_HINT
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupRecord, BackupState
-from backupd.model.errors import BackupdError, DestinationFullError, NotFoundError, RefusedError
+from backupd.model.errors import BackupdError, DamagedError, DestinationFullError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobKind, JobState
 from backupd.model.proof import FAILED, PROVED
+from backupd.recovery.lineage import lineages, strangers
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
 from backupd.retention.view import Stored, View
 from backupd.transfer.collect import living_intents, living_pins
-from backupd.transfer.keeping import Kept
+from backupd.transfer.inventory import backup_ids
+from backupd.transfer.keeping import Backup, Kept
 from backupd.transfer.remove import mark, marked
 from policies.schema import Keep
 from storage.destination import Capability, Destination
@@ -78,14 +82,15 @@ def foresee(wiring: Wiring, server: str, place: str, *, now: datetime, future: S
     records = wiring.catalog.backups.list(server)
     logs = archive(wiring, server, records)
     here = tuple(replace(run, destination=place) for run in logs.runs if run.destination in {place, *sources})
-    return _decide(wiring, server, place, records, now, future, replace(logs, runs=here))
+    return _decide(wiring, server, place, records, now, future, replace(logs, runs=here), awaiting=False)
 
 
 def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> Applied:
-    """Mark what expired, sweep what is due. ``really``: also when it is more than half of all there is.
+    """Mark what expired, sweep what is due. ``really``: also when it is more than half of all there is,
+    and what another destination keeps and has not got yet.
 
-    Raises RefusedError (with an event) when it is too much at once, and whatever keeps it from a destination, after
-    the others were done.
+    Raises RefusedError (with an event) when it is too much at once, and whatever keeps it from a destination (where
+    backups are missing that the catalog expects: DamagedError), after the others were done.
     """
     with wiring.removing():
         troubles: list[BackupdError] = []
@@ -104,7 +109,8 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
                     troubles.append(error)
         records = wiring.catalog.backups.list(server)
         logs = archive(wiring, server, records)
-        decided = [(destination, _decide(wiring, server, destination.name, records, wiring.clock(), (), logs))
+        decided = [(destination, _decide(wiring, server, destination.name, records, wiring.clock(), (), logs,
+                                         awaiting=not really))
                    for destination in opened]
         if not really:
             refuse_mass(wiring, decided, run)
@@ -113,6 +119,11 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         for destination, decisions in decided:
             run.check()
             run.fence()
+            if missing := expected_at(wiring, destination) - set(backup_ids(destination)):
+                # The rules would count on what is not there. The sweep tells it and collects nothing.
+                troubles.append(_out_of_sight(destination, missing))
+                sweep_locked(wiring, destination)
+                continue
             tell_stopped(wiring, decisions, run)
             expired[destination.name] = _mark_expired(wiring, destination, decisions, records, confirmed=really)
             held += sweep_locked(wiring, destination).held
@@ -132,10 +143,14 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
     """
     with wiring.removing():
         destination = _opened(wiring, destination_name)
+        require_single(wiring, destination)
         adopt_unknown(wiring, destination)
         reconcile(wiring, destination)
         # First of all what the failed run left: a mark needs room, too.
-        removed = sweep_locked(wiring, destination).backups
+        swept = sweep_locked(wiring, destination)
+        removed = swept.backups
+        if swept.missing:
+            return bool(removed)  # no object may go
         if Capability.SPACE not in destination.capabilities:
             return bool(removed)  # nobody can tell when to stop, so nothing goes before its time
         decided: list[Decisions] = []
@@ -201,6 +216,13 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
              "that you can do without") from error
 
 
+def _out_of_sight(destination: Destination, missing: Collection[Backup]) -> DamagedError:
+    return DamagedError(
+        f"the rules were not applied at destination {destination.name}: {len(missing)} backups that the catalog "
+        "expects there have no manifest", [f"{name} of {server}" for server, name in sorted(missing)],
+        hint=MISSING_HINT)
+
+
 def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[tuple[str, str]]]:
     """What the rules have marked here, by the full backup it builds on, the oldest first."""
     by_id = {record.id: record for record in wiring.catalog.backups.list()}
@@ -246,13 +268,14 @@ def _opened(wiring: Wiring, name: str) -> Destination:
 def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:
     """The catalog may be wrong in both directions, so the destination is asked first."""
     destination = _opened(wiring, name)
+    require_single(wiring, destination)
     reconcile(wiring, destination)
     adopt_unknown(wiring, destination, server)
     return destination
 
 
 def _decide(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], now: datetime,
-            future: Sequence[Stored], logs: Archive) -> Decisions:
+            future: Sequence[Stored], logs: Archive, *, awaiting: bool = True) -> Decisions:
     settings = wiring.settings
     zone = settings.configuration.timezone
     keep: Keep | None = None
@@ -264,26 +287,80 @@ def _decide(wiring: Wiring, server: str, place: str, records: Sequence[BackupRec
     else:
         policy = settings.server(server).policy
         keep, zone = policy.retention.get(place), policy.timing.timezone or zone
-    reading, building = _in_use(wiring, server, place)
+    reading, building = _in_use(wiring, server, place) if awaiting else (frozenset[str](), frozenset[str]())
     kept = kept_anywhere(wiring)
     view = View(server, place, (*_stored(wiring, server, place, records, kept, logs), *future),
                 runs=logs.at(place, records), branches=logs.branches, being_read=reading, built_on=building,
                 unconfigured=unconfigured, hold="; ".join(hold.text for hold in holds_of(kept, server)),
-                logs_minimum=logs_minimum(wiring, place))
+                logs_minimum=logs_minimum(wiring, place),
+                awaited=_awaited(wiring, server, place, records, now, logs) if awaiting else {})
     return settled(wiring, solve(view, keep, now=now, zone=ZoneInfo(zone)), logs.branches)
 
 
-def _stored(wiring: Wiring, server: str, place: str, records: Iterable[BackupRecord], kept: Kept, logs: Archive,
+def _stored(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], kept: Kept, logs: Archive,
             ) -> tuple[Stored, ...]:
     proved, restored = _proofs(wiring, server)
+    lineage = lineages(tuple(records))
+    strange = {name for one in strangers(records) for name in one.backups}
     return tuple(
         Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
                usable=copy.state == "complete", pinned=(server, record.id) in kept.backups,
                proved_at=proved.get(record.id), restored_at=restored.get(record.id),
                marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored,
                place=logs.places.get(record.id), table_set=record.table_set, missing=record.tables_missing,
-               minimum=minimum_of(wiring, copy, record.stats))
+               minimum=minimum_of(wiring, copy, record.stats),
+               lineage=lineage[record.id], strange=record.id in strange)
         for record in records for copy in record.copies if copy.destination == place)
+
+
+def as_if_there(records: Sequence[BackupRecord], candidates: Iterable[BackupRecord], logs: Archive) -> list[Stored]:
+    """``candidates``, of all the ``records`` of a server, as a destination would have them that does not yet."""
+    lineage = lineages(tuple(records))
+    strange = {name for one in strangers(records) for name in one.backups}
+    return [Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
+                   pinned=record.pinned, bytes=record.stats.bytes_stored, place=logs.places.get(record.id),
+                   table_set=record.table_set, missing=record.tables_missing, lineage=lineage[record.id],
+                   strange=record.id in strange) for record in candidates]
+
+
+def _awaited(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], now: datetime, logs: Archive,
+             ) -> dict[str, str]:
+    """Backups at ``place`` that another destination of the policy would keep, and has not got: by id, its name."""
+    settings = wiring.settings
+    others = settings.server(server).others if server in settings.servers and settings.server(server).usable else ()
+    by_id = {record.id: record for record in records}
+    found: dict[str, str] = {}
+    for name in others:
+        if name == place or name not in settings.destinations:
+            continue
+        lacking = [record for record in records if _may_come(record, name, by_id)]
+        if not any(_is_complete(record, place) for record in lacking):
+            continue
+        said = _decide(wiring, server, name, records, now, as_if_there(records, lacking, logs), logs, awaiting=False)
+        kept = {decision.backup.id for decision in said.kept} & {record.id for record in lacking}
+        for backup_id in sorted(kept):
+            found[backup_id] = f"{found[backup_id]} and {name}" if backup_id in found else name
+    return found
+
+
+def _is_complete(record: BackupRecord, place: str) -> bool:
+    return any(copy.destination == place and copy.state == "complete" for copy in record.copies)
+
+
+def _may_come(record: BackupRecord, place: str, by_id: Mapping[str, BackupRecord]) -> bool:
+    """Was it never at ``place``, and can it come there, with all that it builds on?"""
+    if any(copy.destination == place for copy in record.copies):
+        return False
+    one: BackupRecord | None = record
+    seen: set[str] = set()
+    while one is not None and one.id not in seen:
+        seen.add(one.id)
+        if one.state is not BackupState.COMPLETE or not any(copy.state == "complete" for copy in one.copies):
+            return False
+        if one.parent is None:
+            return True
+        one = by_id.get(one.parent)
+    return False
 
 
 def _proofs(wiring: Wiring, server: str) -> tuple[dict[str, datetime], dict[str, datetime]]:
@@ -323,9 +400,8 @@ def _mark_expired(wiring: Wiring, destination: Destination, decisions: Decisions
     marked, because the process died, is marked now; its grace period begins. ``confirmed``: so many at once are right,
     and those that the rules marked before, too."""
     by_id = {record.id: record for record in records}
-    for decision in decisions.expired:
-        mark_copy(wiring, destination, by_id[decision.backup.id], REASON + "; ".join(decision.reasons),
-                  confirmed=confirmed)
+    gone = [decision.backup.id for decision in decisions.expired if mark_copy(
+        wiring, destination, by_id[decision.backup.id], REASON + "; ".join(decision.reasons), confirmed=confirmed)]
     notes = marked(destination, decisions.server)
     if confirmed:
         for (server, name), note in notes.items():
@@ -336,4 +412,4 @@ def _mark_expired(wiring: Wiring, destination: Destination, decisions: Decisions
         name = decision.backup.id
         if decision.backup.marked and not decision.keep and (decisions.server, name) not in notes:
             mark_copy(wiring, destination, by_id[name], "its deletion was begun and not finished")
-    return tuple(decision.backup.id for decision in decisions.expired)
+    return tuple(gone)

@@ -103,9 +103,10 @@ class Service:
         """Catalog, configuration, proofs and RECOVER.md to every destination, now."""
         return write_copies(self._wiring, now=True)
 
-    def sign_documents(self, destination: str) -> Vouched:
-        """Sign what lies there unsigned and is what the catalog knows."""
-        return vouch(self._wiring, destination)
+    def sign_documents(self, destination: str, *, unproven: bool = False) -> Vouched:
+        """Sign what lies there unsigned and is what the runs of this catalog stored; ``unproven``: also what merely
+        agrees with the catalog."""
+        return vouch(self._wiring, destination, unproven=unproven)
 
     def check(self, server: str | None) -> list[Finding]:
         return check(self._wiring, server)

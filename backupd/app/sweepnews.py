@@ -5,15 +5,20 @@ from __future__ import annotations
 from backupd.app.incidents import Incidents, Pair
 from backupd.app.wiring import Wiring
 from backupd.model.event import Event, Severity
-from backupd.transfer.collect import Collected
+from backupd.transfer.collected import Collected
 from storage.destination import Destination
 
 LOCKED = Pair("removal-locked", "removal-unlocked")
 BRAKED = Pair("removal-braked", "removal-released")
+MISSING = Pair("manifests-missing", "manifests-found")
+
+MISSING_HINT = ("no object is collected there until that is settled: mount or move back what is missing; `backupd "
+                "verify` takes backups back from another destination, `backupd backups delete ID` forgets what is "
+                "gone")
 
 
 def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
-    """Record what ``swept`` says of locks and of the brake. Raises CatalogError."""
+    """Record what ``swept`` says of locks, of the brake and of what is missing. Raises CatalogError."""
     name = destination.name
     if swept.locked:
         _broken(wiring, LOCKED, name, Severity.INFO, f"destination {name} does not let go of {swept.locked} files yet",
@@ -27,6 +32,14 @@ def tell(wiring: Wiring, destination: Destination, swept: Collected) -> None:
                 "undelete ID` keeps one")
     elif not swept.skipped:
         _mended(wiring, BRAKED, name, f"nothing at destination {name} waits for a word any more")
+
+
+    if swept.missing:
+        _broken(wiring, MISSING, name, Severity.ERROR,
+                f"{len(swept.missing)} backups that the catalog expects at destination {name} are not there",
+                ", ".join(f"{backup_id} of {server}" for server, backup_id in swept.missing), MISSING_HINT)
+    elif not swept.skipped:
+        _mended(wiring, MISSING, name, f"destination {name} has every backup that the catalog expects there")
 
 
 def _broken(wiring: Wiring, pair: Pair, place: str, severity: Severity, message: str, detail: str, hint: str) -> None:

@@ -120,7 +120,7 @@ def _with_thaw(wiring: Wiring, made: TablePlan, way: Way, wanted: TableWishes) -
     """The plan with what has to be thawed for these tables."""
     before = made.base
     base = with_thaw(wiring, before, wiring.catalog.backups.list(before.server), tier=wanted.wishes.thaw,
-                     days=wanted.wishes.days, only=way.objects)
+                     days=wanted.wishes.days, only=way.objects, everywhere=wanted.wishes.everywhere)
     steps = (thaw_step(base.thaw), *made.steps) if base.thaw is not None else made.steps
     said = tuple(text for text in base.warnings if text not in before.warnings)
     return replace(made, chosen=replace(made.chosen, base=base), steps=steps, warnings=(*made.warnings, *said))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import timedelta
 
 from backupd.app.wiring import Wiring
 from backupd.backup.commit import BackupSpec
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.manifest import BodyFacts, Header
+from backupd.model.manifest import BodyFacts, Header, encode_header
 from backupd.model.units import format_duration
 
 
@@ -39,4 +40,5 @@ def record_of(spec: BackupSpec, header: Header, facts: BodyFacts, warnings: tupl
         tool_version=str(facts.tool.version), warnings=warnings,
         copies=tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations),
         from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid, reason=header.reason,
-        table_set=header.table_set, tables_missing=header.tables_missing)
+        table_set=header.table_set, tables_missing=header.tables_missing,
+        manifest=hashlib.sha256(encode_header(header)).hexdigest())

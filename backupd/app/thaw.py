@@ -23,8 +23,8 @@ from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.thaw import ThawItem, ThawPlan, ThawState, faster, in_order, next_look
 from backupd.model.units import format_size
 from backupd.process.throttle import TokenBucket
-from backupd.transfer.thaw import Asked, ask, look
-from storage.destination import ArchiveDestination, Coldness, ColdState, Tier, as_archive
+from backupd.transfer.thaw import Asked, ask, look, suffices
+from storage.destination import ArchiveDestination, Coldness, ColdState, Tier, thawable
 
 LEAST = timedelta(minutes=1)
 MOST = timedelta(minutes=30)
@@ -46,7 +46,7 @@ READY = "thaw-ready"
 def begin(wiring: Wiring, server: str, target: str, thaw: ThawPlan, parts: Sequence[str], *,
           of: str = "") -> JobRecord:
     """The job that thaws what ``thaw`` names, in the order of ``parts``: one that is under way for all of it, raised to
-    a faster tier where that is wanted, or a new one. Nothing is asked for yet: ``advance`` does that.
+    a faster tier and for more days where that is wanted, or a new one. Nothing is asked for yet: ``advance`` does that.
 
     ``of``: which tables it is for, in words. Raises RefusedError for a tier that there is not.
     """
@@ -55,10 +55,12 @@ def begin(wiring: Wiring, server: str, target: str, thaw: ThawPlan, parts: Seque
     for job in wiring.catalog.jobs.list(server, kind=JobKind.THAW, state=JobState.WAITING):
         known = wiring.catalog.thaws.of(job.id)
         if wanted <= {(item.destination, item.key) for item in known}:
-            # What came and went away again has to be asked for once more.
-            wiring.catalog.thaws.record([replace(item, state=ThawState.WANTED) for item in known
-                                         if item.state is ThawState.READY and (item.destination, item.key) in wanted])
-            return raise_tier(wiring, job.id, thaw.tier) if faster(thaw.tier, job.arguments["tier"]) else job
+            # What came and went away again has to be asked for once more, and so has what could not be asked for.
+            wiring.catalog.thaws.record([
+                replace(item, state=ThawState.WANTED, message="") for item in known
+                if item.state in (ThawState.READY, ThawState.FAILED) and (item.destination, item.key) in wanted])
+            joined = _lengthened(wiring, job, thaw.days)
+            return raise_tier(wiring, job.id, thaw.tier) if faster(thaw.tier, job.arguments["tier"]) else joined
     now = wiring.clock()
     job = JobRecord(
         id=new_id(now), kind=JobKind.THAW, server=server, state=JobState.WAITING, queued_at=now, started_at=now,
@@ -70,6 +72,20 @@ def begin(wiring: Wiring, server: str, target: str, thaw: ThawPlan, parts: Seque
         for one in in_order(thaw.objects, parts)))
     say("thaw-begun", f"{len(thaw.objects)} objects, {format_size(thaw.bytes)}, {thaw.tier}", server=server, job=job.id)
     return job
+
+
+def _lengthened(wiring: Wiring, job: JobRecord, days: int) -> JobRecord:
+    """What is thawed stays for so many days from now on, at least. A place takes a longer time only for what is there
+    already, so whatever comes is asked for again then."""
+    if days <= int(job.arguments["days"]):
+        return job
+    until = wiring.clock() + timedelta(days=days)
+    catalog = wiring.catalog
+    catalog.thaws.record([replace(item, state=ThawState.WANTED) for item in catalog.thaws.of(
+        job.id, state=ThawState.READY) if item.ready_until is not None and item.ready_until < until])
+    catalog.jobs.go_on_waiting(job.id, wiring.clock(), f"what comes is to stay for {days} days",
+                               arguments={**job.arguments, "days": days, "longer": True})
+    return catalog.jobs.get(job.id)
 
 
 def raise_tier(wiring: Wiring, job_id: str, tier: str) -> JobRecord:
@@ -122,6 +138,7 @@ class _Look:
         self._wiring, self._job = wiring, job
         self._archive = _archive(wiring, name)
         self._days = int(job.arguments["days"])
+        self._longer = bool(job.arguments.get("longer"))
         settings = wiring.settings.configuration.archive
         self._pace = TokenBucket(settings.requests_per_second)
         self._retrieval = settings.prices.as_prices().retrieval
@@ -148,13 +165,18 @@ class _Look:
                 one = stands.get(item.key)
                 if one is None:
                     changed.append(replace(item, state=ThawState.FAILED, message="it is not there"))
-                elif one.state is ColdState.ARCHIVED:
+                elif one.state is ColdState.ARCHIVED or self._goes_too_soon(one):
                     lost.append(item)
                 elif one.state is not ColdState.THAWING:
                     changed.append(_ready(item, one))
             self._wiring.catalog.thaws.record(changed)
             any_changed = any_changed or bool(changed)
         return any_changed or bool(lost), lost
+
+    def _goes_too_soon(self, found: Coldness) -> bool:
+        """Has it come for the days that were asked for first, which were fewer than what is wanted now?"""
+        return (self._longer and found.state is ColdState.THAWED
+                and not suffices(found, self._days, self._wiring.clock()))
 
     def _ask(self, items: Sequence[ThawItem], *, again: bool = False) -> None:
         for tier, of_tier in groupby(sorted(items, key=lambda item: item.tier), key=lambda item: item.tier):
@@ -208,7 +230,7 @@ def _archive(wiring: Wiring, name: str) -> ArchiveDestination:
     if name not in wiring.settings.destinations:
         raise RefusedError(f"destination {name} is not configured any more",
                            hint="configure it again, or cancel the thaw: backupd jobs cancel ID")
-    found = as_archive(wiring.destination(name))
+    found = thawable(wiring.destination(name))
     if found is None:
         raise RefusedError(f"destination {name} has no archive classes any more",
                            hint="cancel the thaw (backupd jobs cancel ID); what is there can be read as it is")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backupd.app.restores import Wishes, plan
@@ -34,6 +34,7 @@ class Thawed:
 
 def thaw_for(wiring: Wiring, server: str, target: str, wishes: Wishes, tables: Sequence[str]) -> Thawed:
     """Ask for what a restore to ``target`` needs, and is not being thawed yet. Raises what ``plan`` raises."""
+    wishes = replace(wishes, everywhere=True)
     base = plan_tables(wiring, server, target, TableWishes.of(tables, None, wishes)).base if tables else plan(
         wiring, server, target, None, wishes=wishes)
     if base.thaw is None:

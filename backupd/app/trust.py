@@ -5,6 +5,7 @@ from __future__ import annotations
 from backupd.app.settings import Settings
 from backupd.backup.finding import Finding, error, fine
 from backupd.model.errors import BackupdError
+from backupd.model.hold import EVERY_SERVER
 from backupd.transfer.signature import Signing, problem_of, sign
 from backupd.transfer.signed import SignedDestination
 from storage.destination import Destination
@@ -13,14 +14,29 @@ _SAMPLE = b"backupd asks itself whether it can sign\n"
 
 
 def trusting(settings: Settings, destination: Destination) -> Destination:
-    """``destination`` as one that signs and believes as the policies say; itself where none says `signed`."""
+    """``destination`` as one that signs and believes as the policies say; itself where none says `signed`. Where one
+    does, what is about the whole installation (copies of its catalog and configuration) is signed, too."""
     servers = signed_servers(settings)
-    return SignedDestination(destination, signing(settings), servers.__contains__) if servers else destination
+    if not servers:
+        return destination
+    return SignedDestination(destination, signing(settings), (servers | {EVERY_SERVER}).__contains__)
 
 
 def signed_servers(settings: Settings) -> frozenset[str]:
+    """Those whose policy says `signed`, or cannot be used where keys for signatures are configured: a mistake in a
+    policy must not switch off what it says."""
+    return wanting(settings) | (undecided(settings) if signing(settings).trusted else frozenset())
+
+
+def wanting(settings: Settings) -> frozenset[str]:
+    """Those whose policy says `signed`."""
     return frozenset(name for name in settings.servers
                      if (server := settings.server(name)).usable and server.policy.signed)
+
+
+def undecided(settings: Settings) -> frozenset[str]:
+    """Those whose policy cannot be used, so that nobody knows what it says."""
+    return frozenset(name for name in settings.servers if not settings.server(name).usable)
 
 
 def signing(settings: Settings) -> Signing:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from backupd.app.adopt import adopt_unknown
-from backupd.app.deletion import sweep_destination
+from backupd.app.adopt import STRANGE_HINT, adopt_unknown
+from backupd.app.deletion import expected_at, forget_swept, sweep_destination
 from backupd.app.jobs import abandon_dead
 from backupd.app.logcheck import examine_logs, repair_logs
 from backupd.app.rotation import Rotation
@@ -15,11 +17,14 @@ from backupd.app.scrubbing import Read, scrub_server
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.progress import Report
+from backupd.recovery.lineage import strangers
 from backupd.transfer.fsck import CatalogView, Finding, Invariant, ReadBody, examine, repair
 from backupd.transfer.inventory import backup_ids
+from backupd.transfer.lease import exists
 from backupd.transfer.manifestio import load_body
 from backupd.transfer.remove import marks
 from backupd.transfer.scrub import Damage
+from storage import layout
 from storage.destination import Destination
 
 
@@ -90,10 +95,24 @@ def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple
             if (copy.destination not in usable and record.state is not BackupState.DELETED
                     and copy.state != "deleted"):
                 names.setdefault(copy.destination, []).append(record.id)
-    return tuple(
-        Damage(name, "", "not mounted, not configured or no repository: nothing was read there, and nothing was marked",
-               tuple(backups))
-        for name, backups in sorted(names.items()))
+    why = _why_out_of_reach(wiring, names)
+    return tuple(Damage(name, "", f"nothing was read there, and nothing was marked: {why[name]}", tuple(backups))
+                 for name, backups in sorted(names.items()))
+
+
+def _why_out_of_reach(wiring: Wiring, places: Iterable[str]) -> dict[str, str]:
+    """In the destination's own words, where it has any, and with what to do next."""
+    silent = wiring.unreachable()
+    found = {}
+    for name in places:
+        if name in silent:
+            error = silent[name]
+            found[name] = " ".join(": ".join(filter(None, (error.message, error.detail, error.hint))).split())
+        elif name in wiring.settings.destinations:
+            found[name] = "its folder is empty or no repository: is its file system mounted?"
+        else:
+            found[name] = "it is not configured any more: put it back, or `backupd backups delete ID` forgets a copy"
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +144,10 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
         abandon_dead(wiring)
     for name in wiring.catalog.integrity():
         found.append(("", Finding(Invariant.CATALOG_INTACT, wiring.catalog.name, name, repairable=False)))
+    found += [("", Finding(Invariant.ONE_SERVER_OF_A_NAME, name, f"{one.words(name)}; {STRANGE_HINT}",
+                           repairable=False))
+              for name in wiring.catalog.backups.servers()
+              for one in strangers(wiring.catalog.backups.list(name)) if not one.former]
     for destination in wiring.usable_destinations():
         body = _body_reader(wiring, destination)
         if mend:
@@ -134,6 +157,7 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
             adopt_unknown(wiring, destination)
             repair_logs(wiring, destination)
             sweep_destination(wiring, destination)
+            _forget_gone(wiring, destination)
             after = repair(destination, _views(wiring, destination), clock=wiring.clock, read_body=body)
             remaining = [*after.left, *examine_logs(wiring, destination)]
             left = {(item.invariant, item.subject) for item in remaining}
@@ -145,6 +169,24 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
                 *_marks(wiring, destination), *examine_logs(wiring, destination))]
     found += _unreachable(wiring)
     return FsckOutcome(tuple(found), tuple(repaired))
+
+
+def _forget_gone(wiring: Wiring, destination: Destination) -> None:
+    """Copies of which neither manifest nor body is there any more, so that nothing can be put right: where another
+    place has the backup, the row goes, and it can be copied anew. The last copy stays known, as damaged. Where more of
+    a server is gone than is there nothing is forgotten: it may be out of sight, on something that is not mounted."""
+    present = set(backup_ids(destination))
+    gone = Counter(server for server, _id in expected_at(wiring, destination) - present)
+    there = Counter(server for server, _id in present)
+    for record in wiring.catalog.backups.list():
+        if gone[record.server] > there[record.server]:
+            continue
+        states = {copy.destination: copy.state for copy in record.copies}
+        here = states.pop(destination.name, None)
+        if (here is not None and str(BackupState.COMPLETE) in states.values()
+                and (record.server, record.id) not in present
+                and not exists(destination, layout.body_key(record.server, record.id))):
+            forget_swept(wiring, destination, [record.id])
 
 
 def _marks(wiring: Wiring, destination: Destination) -> list[Finding]:
@@ -177,12 +219,14 @@ def _unreachable(wiring: Wiring) -> list[tuple[str, Finding]]:
     binlogs = wiring.catalog.binlogs
     logs = [(server, name) for server in binlogs.servers()
             for name in sorted({run.destination for run in binlogs.runs(server)} - usable)]
-    gone = "which is not configured, not mounted or no repository"
+    copies = [(record, copy.destination) for record in records for copy in record.copies
+              if copy.destination not in usable]
+    why = _why_out_of_reach(wiring, {name for _server, name in logs} | {name for _record, name in copies})
     return [
         *((name, Finding(Invariant.SEGMENT_IS_STORED, server, f"the catalog expects binary logs of {server} at "
-                         f"destination {name}, {gone}", repairable=False)) for server, name in logs),
-        *((copy.destination, Finding(Invariant.BACKUP_HAS_MANIFEST, record.id,
-                                     f"the catalog expects this backup of {record.server} at destination "
-                                     f"{copy.destination}, {gone}", repairable=False))
-          for record in records for copy in record.copies if copy.destination not in usable),
+                         f"destination {name}, which was not looked at: {why[name]}", repairable=False))
+          for server, name in logs),
+        *((name, Finding(Invariant.BACKUP_HAS_MANIFEST, record.id,
+                         f"the catalog expects this backup of {record.server} at destination {name}, which was not "
+                         f"looked at: {why[name]}", repairable=False)) for record, name in copies),
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from backupd.engine.binlogscan import clear_flag
 from backupd.model.binlog import Branch, Segment, SegmentKey
 from backupd.model.clock import Clock
-from backupd.model.errors import DamagedError, NotFoundError
+from backupd.model.errors import DamagedError, LockedError, NotFoundError
 from backupd.transfer import segments
 from backupd.transfer.lease import is_alive
 from backupd.transfer.pin import pins
@@ -37,7 +37,8 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Pieces were removed; none of them while a restore is reading logs of this server (``waits``)."""
+    """Pieces were removed; the rest of them not now (``waits``): a restore is reading logs of this server, or the
+    destination lets nobody remove them yet."""
 
     keys: tuple[SegmentKey, ...]
     waits: bool = False
@@ -145,8 +146,11 @@ class Shipper:
         if any(is_alive(pin, now) and (pin.owner is None or any(owner == server for owner, _id in pin.backups))
                for pin in pins(self._destination)):
             return Dropped((), waits=True)
-        for key in keys:
-            segments.remove(self._destination, server, key)
+        for done, key in enumerate(keys):
+            try:
+                segments.remove(self._destination, server, key)
+            except LockedError:
+                return Dropped(keys[:done], waits=True)  # nothing else waits for the lock
         return Dropped(keys)
 
 

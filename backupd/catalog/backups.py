@@ -154,6 +154,7 @@ def _columns(record: BackupRecord) -> dict[str, Any]:
         "tool_version": record.tool_version, "pinned": record.pinned, "warnings": list(record.warnings),
         "from_lsn": record.from_lsn, "to_lsn": record.to_lsn, "server_uuid": record.server_uuid,
         "reason": record.reason, "table_set": record.table_set, "tables_missing": record.tables_missing,
+        "manifest": record.manifest,
     }
 
 
@@ -176,7 +177,7 @@ def _record(row: RowMapping, found: Iterable[Copy]) -> BackupRecord:
         server_version=row["server_version"], tool_version=row["tool_version"], pinned=row["pinned"],
         warnings=tuple(row["warnings"]), copies=tuple(found), from_lsn=row["from_lsn"], to_lsn=row["to_lsn"],
         server_uuid=row["server_uuid"], reason=row["reason"],
-        table_set=row["table_set"], tables_missing=row["tables_missing"])
+        table_set=row["table_set"], tables_missing=row["tables_missing"], manifest=row["manifest"])
 
 
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:

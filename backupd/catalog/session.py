@@ -12,6 +12,7 @@ from backupd.catalog.challenges import Challenges
 from backupd.catalog.database import Database
 from backupd.catalog.events import Events
 from backupd.catalog.holds import Holds
+from backupd.catalog.identity import identity_of
 from backupd.catalog.jobs import Jobs
 from backupd.catalog.lags import Lags
 from backupd.catalog.proofs import Proofs
@@ -53,6 +54,10 @@ class Catalog:
     def integrity(self) -> list[str]:
         """What the database finds wrong with itself, one line each. Reads everything; for `backupd fsck`."""
         return self._database.integrity()
+
+    def identity(self) -> str:
+        """Which catalog this is: 12 hex digits that its copies have, too, and one made after its loss has not."""
+        return identity_of(self._database)
 
     def write_snapshot(self, target: Path) -> None:
         """All of it, as it is at one moment, to a new SQLite file: what is kept of a catalog elsewhere."""

@@ -107,6 +107,7 @@ backups = Table(
     Column("reason", FreeText, nullable=False, server_default=text("''")),
     Column("table_set", String(64), nullable=False, server_default=text("''")),
     Column("tables_missing", BigInteger, nullable=False, server_default="0"),
+    Column("manifest", String(64), nullable=False, server_default=text("''")),
     Index(None, "server", "finished_at"),
 )
 
@@ -286,3 +287,10 @@ scrubs = Table(
 )
 """When each share of what is stored of a server was last read again at a destination. Shares below 0 are samples out of
 archive classes."""
+
+identity = Table(
+    "identity", metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("id", String(12), nullable=False),
+)
+"""One row: which catalog this is, among all that its installation ever had."""

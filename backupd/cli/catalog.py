@@ -79,13 +79,22 @@ def copy(context: typer.Context, config: Config = None, as_json: Json = False) -
 
 
 @app.command()
-def sign(context: typer.Context, place: Place, config: Config = None, as_json: Json = False) -> None:
+def sign(
+    context: typer.Context,
+    place: Place,
+    unproven: Annotated[
+        bool, typer.Option("--unproven", help="Also what agrees with a catalog that cannot prove it: you know that "
+                                              "nobody tampered with this destination.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
     """Sign what was stored before the policy said `signed: true`.
 
-    Only what is, value by value, what the catalog knows; the rest is named.
+    Only what is, byte by byte, what this installation's own backups stored; the rest is named.
     """
     with session(context, config, as_json) as run:
-        done = run.service.sign_documents(place)
+        done = run.service.sign_documents(place, unproven=unproven)
         run.screen.document(done.as_json())
         run.screen.line(f"{done.signed} documents were signed")
         for text in done.left:

@@ -228,12 +228,14 @@ def show_proof(screen: Screen, proof: Proof) -> None:
 
 def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
     """The JSON document of a verification."""
-    damages = outcome["damages"]
+    damages = [damage for damage in outcome["damages"] if damage["key"]]
+    unread = [damage for damage in outcome["damages"] if not damage["key"]]
     left = [damage for damage in damages if not damage["repaired_from"]]
     screen.line(
         f"{outcome['objects']} objects, {format_size(outcome['bytes'])} read, {len(damages)} damaged"
-        + (f", {len(damages) - len(left)} of them repaired" if len(left) < len(damages) else ""),
-        style="bold red" if left else "yellow" if damages else "green",
+        + (f", {len(damages) - len(left)} of them repaired" if len(left) < len(damages) else "")
+        + (f"; NOT READ: {', '.join(place['destination'] for place in unread)}" if unread else ""),
+        style="bold red" if left or unread else "yellow" if damages else "green",
     )
     if outcome["cold"]:
         unseen = f"; {outcome['unseen']} of them have none" if outcome["unseen"] else ""
@@ -253,6 +255,11 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
         screen.line(
             "-> these backups are marked as damaged; take a full backup now, it stores the data afresh"
         )
+    for place in unread:
+        screen.line(f"  {place['destination']}: {place['problem']}")
+        screen.line(f"    copies there: {', '.join(place['backups'])}")
+    if unread:
+        screen.line("-> once they can be reached again: `backupd verify`; until then nobody knows how these copies are")
 
 
 def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: bool) -> None:

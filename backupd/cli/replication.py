@@ -3,7 +3,8 @@
 Documents: a list with one entry for each server and destination: ``server``, ``destination``, ``ok``, ``copied``
 (``backup``, ``bytes``, ``objects``, ``present``, ``seconds``, ``rate``, ``remarks``), ``declined`` and ``waiting``
 (``backup``, ``reason``), ``binlogs`` (``segments``, ``bytes``, ``dropped``, ``lacking``, ``troubles``), ``verified``
-(ids), ``troubles``, ``damages``, ``error``.
+(ids), ``troubles``, ``damages``, ``lost`` (ids of copies that had vanished), ``damaged`` (ids of copies that are not
+whole), ``error``.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def _show(screen: Screen, one: Replicated) -> None:
 
     screen.line(f"{one.server} at {one.destination}: "
                 + ("up to date" if one.ok else "NOT up to date"), style="bold" if one.ok else "bold red")
+    if one.lost:
+        screen.line(f"  was gone, and nobody marked it deleted: {', '.join(one.lost)}", style="yellow")
     for copied in one.copied:
         screen.line(f"  copied {copied.header.backup_id}: {rate_text(copied)}")
         for remark in copied.remarks:
@@ -60,6 +63,9 @@ def _show(screen: Screen, one: Replicated) -> None:
                     f"{one.logs.dropped} pieces gone")
     if one.examined.verified:
         screen.line(f"  verified: {', '.join(one.examined.verified)} ({format_size(one.examined.bytes)} looked at)")
+    for damage in one.examined.damages:
+        if damage.repaired_from:
+            screen.line(f"  put right from {damage.repaired_from}: {damage}", style="yellow")
     for name, why in one.declined:
         screen.line(f"  not copied: {name}: {one.destination} would not keep it: {why}")
     for name, why in one.waiting.items():

@@ -47,8 +47,9 @@ class BackupRecord:
     ``from_lsn`` and ``to_lsn``: log sequence numbers of the tool, 0 where it has none; an increment begins where its
     parent ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another one was due. Of a
     logical one: ``table_set`` of the policy, and ``tables_missing``, how many tables of it could not be dumped.
-    ``protected``: are there as many verified copies as the policy wants? No row of the catalog says so: whoever shows
-    the record fills it in.
+    ``manifest``: SHA-256 of the manifest, as the run that made the backup stored it; "" in rows that tell what somebody
+    found at a destination. ``protected``: are there as many verified copies as the policy wants? No row of the catalog
+    says so: whoever shows the record fills it in.
     """
 
     id: str
@@ -72,6 +73,7 @@ class BackupRecord:
     reason: str = ""
     table_set: str = ""
     tables_missing: int = 0
+    manifest: str = ""
     protected: bool = False
 
     def as_json(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import Any
 
 from backupd.model.clock import format_time, parse_time
+from backupd.model.document import parsed
 from backupd.model.dump import DumpFacts
 from backupd.model.errors import DamagedError
 from backupd.model.server import Position, Receipts, ServerInfo, Tool
@@ -204,7 +205,7 @@ def encode_header(header: Header) -> bytes:
 def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
     """Read a stored header. Raises DamagedError naming ``where`` when a single byte is not as written."""
     try:
-        document = json.loads(raw.decode("ascii"))
+        document = parsed(raw.decode("ascii"))
         checksum = document.pop("checksum")
         if hashlib.sha256(_canonical(document)).hexdigest() != checksum:
             raise ValueError("its checksum does not match its content")
@@ -225,7 +226,7 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             table_set=logical.get("set", ""), tables_missing=int(logical.get("missing", 0)))
         if encode_header(header) != raw:
             raise ValueError("its bytes differ from what was written")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
                            hint="restore from another destination's copy of this backup") from error
     return header
@@ -266,10 +267,10 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
     """Read an unsealed body. Raises DamagedError naming ``where``."""
     try:
         lines = raw.splitlines()
-        first = json.loads(lines[0])
+        first = parsed(lines[0])
         if first["format"] != FORMAT:
             raise ValueError(f"format {first['format']!r} is not known to this version")
-        entries = tuple(decode_entry(json.loads(line)) for line in lines[1:])
+        entries = tuple(decode_entry(parsed(line)) for line in lines[1:])
         if len(entries) != first["entries"]:
             raise ValueError(f"{len(entries)} entries where {first['entries']} were written")
         facts = BodyFacts(

@@ -16,7 +16,8 @@ BYTES_NOTE = ("bytes are what these backups name; objects that others share stay
 
 class Ground(NamedTuple):
     """Why a backup stays. ``rule`` is a stable word: a rule of the policy, ``pinned``, ``parent``, ``read``,
-    ``building``, ``newest``, ``proved``, ``remains``, ``future``, ``hold``, ``minimum`` or ``everything``."""
+    ``building``, ``newest``, ``proved``, ``remains``, ``future``, ``foreign``, ``awaited``, ``hold``, ``minimum`` or
+    ``everything``."""
 
     rule: str
     text: str

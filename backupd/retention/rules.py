@@ -32,8 +32,9 @@ class Rule(Protocol):
 
 
 def family(backup: Stored) -> str:
-    """The leg it belongs to."""
-    return f"logical/{backup.table_set}" if backup.kind is BackupKind.LOGICAL else "physical"
+    """The leg it belongs to, of its own server: where two servers have one name, neither stands in for the other."""
+    leg = f"logical/{backup.table_set}" if backup.kind is BackupKind.LOGICAL else "physical"
+    return f"{leg} of {backup.lineage}" if backup.lineage else leg
 
 
 def families_of(backups: Sequence[Stored]) -> Families:

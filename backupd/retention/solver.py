@@ -20,7 +20,7 @@ from backupd.retention.rules import Families, Rule, Window, families_of, family,
 from backupd.retention.view import Minimum, Stored, View
 from policies.schema import Keep
 
-_NEEDING = {"recovery_window", "pinned", "read", "building", "newest", "proved", "future", "remains"}
+_NEEDING = {"recovery_window", "pinned", "read", "building", "newest", "proved", "future", "remains", "awaited"}
 """Why a backup stays that needs binary logs even where only the window keeps them."""
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
@@ -57,6 +57,7 @@ class _Solution:
         self._newest_proved()
         self._with_parents()
         stopped = [backup.id for backup in self._backups if backup.id in self._grounds and backup.id not in firmly]
+        self._awaited()
         if self._view.hold:
             stopped += self._hold()
         self._minimum()
@@ -79,8 +80,9 @@ class _Solution:
     def _bases(self) -> list[Stored]:
         """Restorable backups that moments begin with, newest first. A dump may leave tables out, and what it holds can
         be rolled forward from a physical backup, too: so dumps count only where there is nothing else."""
-        physical = [backup for backup in self._counting if backup.kind is not BackupKind.LOGICAL]
-        return physical or self._counting
+        ours = [backup for backup in self._counting if not backup.strange]
+        physical = [backup for backup in ours if backup.kind is not BackupKind.LOGICAL]
+        return physical or ours
 
     @property
     def _window(self) -> Window | None:
@@ -89,14 +91,22 @@ class _Solution:
     def _note(self, backup_id: str, rule: str, text: str) -> None:
         self._grounds.setdefault(backup_id, []).append(Ground(rule, text))
 
-    def _wanted(self) -> None:
-        """Everything that something wants for its own sake."""
-        view = self._view
+    def _ruled(self) -> None:
+        """What the rules want, and what no rule of ours may touch."""
         for rule in self._rules:
             for backup_id, text in rule.kept.items():
                 self._note(backup_id, rule.name, text)
+        for backup in self._backups:
+            if backup.strange and not backup.marked:
+                self._note(backup.id, "foreign", f"it is of server {backup.lineage}, which has this name, too, and "
+                                                 "which this installation never backed up: its rules are not for it")
         for backups in self._families:
             self._note(backups[0].id, "newest", self._newest_words(backups))
+
+    def _wanted(self) -> None:
+        """Everything that something wants for its own sake."""
+        self._ruled()
+        view = self._view
         everything = Ground("everything", view.unconfigured or "this destination has no rules, so it keeps everything")
         newest: dict[str, datetime] = {}
         for backup in self._counting:
@@ -154,6 +164,13 @@ class _Solution:
                     break  # it is kept already; what it builds on follows from itself
                 self._note(parent.id, "parent", f"{backup.id} is kept and builds on it")
                 child = parent
+
+    def _awaited(self) -> None:
+        """What another destination keeps by its own rules goes nowhere before it is there."""
+        for backup in self._backups:
+            if backup.id in self._view.awaited and backup.id not in self._grounds and not backup.marked:
+                self._note(backup.id, "awaited", f"it is not yet at {self._view.awaited[backup.id]}, which keeps it")
+        self._with_parents()
 
     def _hold(self) -> list[str]:
         held = [backup.id for backup in self._backups if backup.id not in self._grounds]

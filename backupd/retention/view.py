@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from backupd.model.backup import BackupKind
@@ -45,7 +46,9 @@ class Stored:
     to its witness, ``restored_at``: when one last found nothing wrong, with or without a witness; None when none did or
     a later one found it bad. ``bytes``: stored by it, shared objects included. ``place``: the
     binary log that it goes on from; None where that is not certain. ``table_set``: of a logical backup; ``missing``:
-    how many tables of it could not be dumped. ``minimum``: of its storage class, None where there is none.
+    how many tables of it could not be dumped. ``minimum``: of its storage class, None where there is none. ``lineage``:
+    the uuid of a server that is not ours but has its name, "" for ours; ``strange``: this installation never backed it
+    up.
     """
 
     id: str
@@ -63,6 +66,8 @@ class Stored:
     table_set: str = ""
     missing: int = 0
     minimum: Minimum | None = None
+    lineage: str = ""
+    strange: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,8 @@ class View:
     """``being_read``: ids that running restores read here; ``built_on``: ids that running backups build on.
     ``hold``: why nothing of the server may be deleted, empty when it may. ``unconfigured``: why there are no rules.
     ``branches``: of the server's history, oldest first. ``logs_minimum``: the storage class of binary logs here, and
-    for how long it has to be paid for; None without one.
+    for how long it has to be paid for; None without one. ``awaited``: ids that another destination keeps and has not
+    got yet, with its name.
     """
 
     server: str
@@ -102,3 +108,4 @@ class View:
     unconfigured: str = ""
     branches: tuple[Branch, ...] = ()
     logs_minimum: tuple[str, timedelta] | None = None
+    awaited: Mapping[str, str] = field(default_factory=dict)

@@ -21,14 +21,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from backupd.model.clock import Clock, format_time, parse_time
-from backupd.model.errors import BusyError, LockedError, ObjectMissingError
+from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.errors import ArchivedError, BusyError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.manifest import Header
-from backupd.transfer.brake import BRAKE, DAY, Brake
+from backupd.transfer.brake import BRAKE, DAY, Brake, told_of_headless, told_of_missing
+from backupd.transfer.collected import Collected
 from backupd.transfer.erasing import Locks, each
 from backupd.transfer.intent import intents
 from backupd.transfer.inventory import Committed, backup_ids, read
 from backupd.transfer.keeping import Backup
-from backupd.transfer.lease import Alive, Lease, is_alive
+from backupd.transfer.lease import Alive, Lease, is_alive, is_listed
+from backupd.transfer.marking import is_withdrawn
 from backupd.transfer.pin import pins
 from backupd.transfer.segments import clear_strays
 from backupd.transfer.sweeping import refusal, sweeping
@@ -39,35 +42,9 @@ SKEW = timedelta(minutes=5)
 """Clocks of several machines may differ so much, and a put may last so long."""
 _READERS = 4
 """Manifests that are read at once: one of a large backup takes tens of megabytes."""
+_TRACES = (layout.SERVERS, layout.BINLOGS, layout.PROOFS, layout.CATALOGS)
 _BATCH = 512
 """Objects that are removed between two looks whether we are still the one who removes."""
-
-
-@dataclass(slots=True)
-class Collected:
-    """What one collection did; sizes in bytes. ``held`` says what was left alone, and why."""
-
-    backups: list[str] = field(default_factory=list)
-    leases: list[str] = field(default_factory=list)
-    trees: list[str] = field(default_factory=list)
-    side_files: list[str] = field(default_factory=list)
-    """Keys of side files, marks and keeps of backups that are no more."""
-    leftovers: int = 0
-    tombstoned: int = 0
-    rescued: int = 0
-    objects: int = 0
-    bytes_freed: int = 0
-    log_parts: list[str] = field(default_factory=list)
-    """Keys of parts of binary logs whose upload died."""
-    held: list[str] = field(default_factory=list)
-    locked: int = 0
-    """Files that may not be removed yet: an object lock, or missing rights. The next collection tries again."""
-    lock: str = ""
-    """What to say of them."""
-    skipped: bool = False
-    """Nothing was done: somebody else removes here, or nothing may be removed."""
-    braked: list[str] = field(default_factory=list)
-    """What the brake on mass deletes held back; each is among ``held``, too."""
 
 
 @dataclass(slots=True)
@@ -89,10 +66,17 @@ class References:
 
 
 def manifests(destination: Destination, owners: Sequence[Backup]) -> Iterator[Committed]:
-    """Those of ``owners`` that are there, in their order, a few read at a time."""
+    """Those of ``owners``, which were just listed, that are there, in their order, a few read at a time. One that is
+    listed still, though the place says that it is not there, counts as one that cannot be read."""
+    def look(owner: Backup) -> Committed | None:
+        found = read(destination, *owner)
+        if found is None and is_listed(destination, key := layout.manifest_key(*owner)):
+            where = f"{destination.name}: {key}"
+            return Committed(*owner, DamagedError(f"{where} cannot be read", [f"{where}: listed, and not there"]))
+        return found
+
     for start in range(0, len(owners), 2 * _READERS):
-        batch = owners[start:start + 2 * _READERS]
-        reads = each(lambda owner: read(destination, *owner), batch, workers=_READERS)
+        reads = each(look, owners[start:start + 2 * _READERS], workers=_READERS)
         yield from (found for found in reads if found is not None)
 
 
@@ -104,16 +88,20 @@ def living_pins(destination: Destination, now: datetime, alive: Alive = is_alive
     return [lease for lease in pins(destination) if alive(lease, now)]
 
 
-def collect(destination: Destination, *, clock: Clock, alive: Alive = is_alive, brake: Brake = BRAKE) -> Collected:
+def collect(destination: Destination, *, clock: Clock, alive: Alive = is_alive, brake: Brake = BRAKE,
+            expected: Iterable[Backup] = ()) -> Collected:
     """Remove the garbage of dead runs and every object that nobody names and no living run can count on.
 
     Safe beside running backups, restores and other collections. Never removes a committed backup. Call it before
     writing one's own intent: objects that become garbage while any intent lives wait for the next collection. While
     somebody else removes here, or where nothing may be removed, nothing is done, and ``held`` says so.
+
+    ``expected``: backups that a catalog says are here. While one of them has no manifest, and no mark, no object goes.
     """
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
-            return collect_held(destination, clock=clock, alive=alive, brake=brake, fence=lease.assert_held)
+            return collect_held(destination, clock=clock, alive=alive, brake=brake, fence=lease.assert_held,
+                                expected=expected)
     except (BusyError, LockedError) as error:
         return not_begun(error)
 
@@ -126,11 +114,12 @@ def not_begun(error: BusyError | LockedError) -> Collected:
 
 
 def collect_held(destination: Destination, *, clock: Clock, alive: Alive, brake: Brake, fence: Callable[[], None],
-                 explained: Iterable[str] = (), locks: Locks | None = None) -> Collected:
+                 explained: Iterable[str] = (), locks: Locks | None = None, expected: Iterable[Backup] = (),
+                 ) -> Collected:
     """The same by somebody who is ``sweeping`` already. ``fence`` raises when that has ended; ``explained``: objects of
     backups that were just removed; ``locks`` takes what may not be removed."""
     return _Collection(destination, clock, alive, brake=brake, fence=fence, explained=frozenset(explained),
-                       locks=locks or Locks()).run()
+                       locks=locks or Locks(), expected=frozenset(expected)).run()
 
 
 def unfinished(destination: Destination) -> tuple[list[str], list[ObjectInfo]]:
@@ -186,14 +175,18 @@ def _tombstones(destination: Destination) -> dict[str, datetime]:
         try:
             with destination.get(info.key) as stream:
                 raw = stream.read()
+            return layout.name_in(info.key), parse_time(parsed(raw, limit=NOTE_LIMIT)["at"])
         except ObjectMissingError:
             return None
-        try:
-            return layout.name_in(info.key), parse_time(json.loads(raw)["at"])
-        except (ValueError, KeyError, TypeError):
+        except (ArchivedError, ValueError, KeyError, TypeError):
             return layout.name_in(info.key), info.modified_at
 
     return dict(found for found in each(look, entombed(destination)[0]) if found is not None)
+
+
+def _tells_of_removal(destination: Destination, key: str) -> bool:
+    """Does what lies under ``key`` say that somebody wanted, or knew, a backup to be gone from here?"""
+    return key.startswith(layout.HELD) or (key.startswith(layout.MARKS) and not is_withdrawn(destination, key))
 
 
 def _always() -> None:
@@ -205,7 +198,7 @@ class _Collection:
 
     def __init__(self, destination: Destination, clock: Clock, alive: Alive, *, brake: Brake = BRAKE,
                  fence: Callable[[], None] = _always, explained: frozenset[str] = frozenset(),
-                 locks: Locks | None = None) -> None:
+                 locks: Locks | None = None, expected: frozenset[Backup] = frozenset()) -> None:
         self._destination = destination
         self._clock = clock
         self._alive = alive
@@ -213,6 +206,7 @@ class _Collection:
         self._fence = fence
         self._explained = explained
         self._locks = locks or Locks()
+        self._expected = expected
         self._died: datetime | None = None
         self._result = Collected()
         self._references = References()
@@ -231,16 +225,22 @@ class _Collection:
         except LockedError as error:
             self._result.held.append(refusal(error))
         trees, sides = unfinished(self._destination)
-        sides += self._destination.list(layout.MARKS)
+        dying = list(self._destination.list(layout.MARKS))
+        sides += dying
         sides += self._destination.list(layout.HELD)
         pool, _ = pooled(self._destination)
         tombs = _tombstones(self._destination)
         running = self._look()
-        self._clear_unfinished(trees, sides, running)
+        missing = self._missing(dying, running)
+        self._clear_unfinished(trees, sides, running, missing)
+        if missing:
+            return
         if self._references.damaged:
             # What a damaged manifest names is unknown, and it may yet be mended from another copy.
             self._result.held.append("objects: no object is collected while manifests cannot be read: "
                                      + ", ".join(self._references.damaged))
+            return
+        if self._is_headless(pool, running):
             return
         fresh = [name for name in orphans(pool, self._references, running) if name not in tombs]
         for start in range(0, len(fresh), _BATCH):
@@ -265,10 +265,35 @@ class _Collection:
         self._references.load(self._destination)
         return running
 
-    def _clear_unfinished(self, trees: list[str], sides: list[ObjectInfo], running: list[Lease]) -> None:
+    def _missing(self, dying: list[ObjectInfo], running: list[Lease]) -> set[Backup]:
+        """What is expected and has no manifest, and that is not because it was being removed: its mark goes last."""
+        running_now = {one for lease in running for one in lease.backups}
+        missing = set(self._expected - self._references.backups - running_now)
+        missing -= {owner for info in dying if (owner := layout.backup_of(info.key)) in missing
+                    and owner is not None and _tells_of_removal(self._destination, info.key)}
+        if missing:
+            self._result.missing = sorted(missing)
+            self._result.held.append(told_of_missing(self._destination.name, missing))
+        return missing
+
+    def _is_headless(self, pool: dict[str, ObjectInfo], running: list[Lease]) -> bool:
+        """Objects that nothing explains, not one manifest, and yet a trace of backups: they are out of sight."""
+        strange = [] if self._references.backups else [
+            name for name in orphans(pool, self._references, running) if not self._is_explained(pool[name])]
+        trace = next((info.key for prefix in _TRACES for info in self._destination.list(prefix)), "") if strange else ""
+        if trace:
+            self._brake_with(told_of_headless(self._destination.name, len(strange), trace))
+        return bool(trace)
+
+    def _brake_with(self, told: str) -> None:
+        self._result.braked.append(told)
+        self._result.held.append(told)
+
+    def _clear_unfinished(self, trees: list[str], sides: list[ObjectInfo], running: list[Lease],
+                          missing: set[Backup]) -> None:
         if any(lease.owner is None for lease in running):
             return  # an intent that cannot be read: whose backup it protects is unknown
-        kept = self._references.backups | {backup for lease in running for backup in lease.backups}
+        kept = self._references.backups | {backup for lease in running for backup in lease.backups} | missing
         kept |= self._headless(sides, kept)
         tree = as_tree(self._destination)
         for name in dict.fromkeys(trees):
@@ -286,17 +311,17 @@ class _Collection:
         for info in sides:
             owner = layout.backup_of(info.key)
             if owner is not None and owner not in kept:
-                known = info.key.startswith((layout.MARKS, layout.HELD)) or (
+                known = _tells_of_removal(self._destination, info.key) or (
                     self._died is not None and info.modified_at >= self._died - SKEW)
                 found[owner] = found.get(owner, False) or known
         strange = {owner for owner, known in found.items() if not known}
-        if len(strange) <= self._brake.limit(len(kept) + len(strange)):
+        if not strange or (self._references.backups
+                           and len(strange) <= self._brake.limit(len(kept) + len(strange))):
             return set()
         told = (f"{len(strange)} of {len(kept) + len(strange)} backups have lost their manifests, and nothing that was "
                 "deleted here explains it: what is left of them stays. Put the manifests back: `backupd verify` takes "
                 "them from another destination")
-        self._result.braked.append(told)
-        self._result.held.append(told)
+        self._brake_with(told)
         return strange
 
     def _tombstone(self, name: str) -> datetime:
@@ -334,8 +359,7 @@ class _Collection:
             return going
         told = (f"{len(strange)} of {len(pool)} objects, which no backup names any more, wait for a day: nothing that "
                 "was deleted here explains it. If manifests were lost, put them back before that")
-        self._result.braked.append(told)
-        self._result.held.append(told)
+        self._brake_with(told)
         return [name for name in going if name not in strange]
 
     def _is_explained(self, info: ObjectInfo) -> bool:

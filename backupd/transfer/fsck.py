@@ -20,6 +20,7 @@
     segment-is-stored       every segment that the catalog expects here is here (asked by the application)
     catalog-intact          the catalog's database finds nothing wrong with itself (asked by the application)
     mark-matches-catalog    what is marked deleted here is deleted in the catalog (asked by the application)
+    one-server-of-a-name    all backups under a server's name are of a server that was backed up here (likewise)
 
 This looks at names and sizes; whether the bytes are still those that were stored is the business of ``verify``.
 """
@@ -70,6 +71,7 @@ class Invariant(StrEnum):
     SEGMENT_IS_STORED = "segment-is-stored"
     CATALOG_INTACT = "catalog-intact"
     MARK_MATCHES_CATALOG = "mark-matches-catalog"
+    ONE_SERVER_OF_A_NAME = "one-server-of-a-name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +153,12 @@ def examine(destination: Destination, catalog: Collection[CatalogView] | None, *
         else:
             view.references.damaged.append(found.backup_id)
             findings.append(Finding(Invariant.MANIFEST_INTACT, found.backup_id, found.header.detail, repairable=False))
-    blind = bool(view.references.damaged)
+    blind = bool(view.references.damaged or _expected(catalog) - view.references.backups - set(marks(destination)))
     for name in orphans(view.pool, view.references, running):
         findings.append(Finding(Invariant.NO_ORPHAN_OBJECT, name, "no backup names this object"
                                 + (", as far as the manifests can be read" if blind else ""), repairable=not blind))
     findings += _forgotten(view, waiting=bool(running), blind=blind)
-    findings += _unfinished(view, busy)
+    findings += _unfinished(view, busy | _expected(catalog))
     for header in view.headers:
         findings += _sides(view, header)
         findings += _objects(view, header)
@@ -177,7 +179,7 @@ def repair(destination: Destination, catalog: Collection[CatalogView] | None, *,
     before = examine(destination, catalog, clock=clock, read_body=read_body, alive=alive)
     wrong = {item.subject for item in before
              if item.invariant is Invariant.TREE_MATCHES_MANIFEST and item.repairable}
-    collect(destination, clock=clock, alive=alive)
+    collect(destination, clock=clock, alive=alive, expected=_expected(catalog))
     tree = as_tree(destination)
     if wrong and tree is not None and read_body is not None:
         for found in committed(destination):
@@ -368,8 +370,12 @@ def _rebuild(tree: TreeDestination, header: Header, body: Body) -> None:
     tree.publish(name)
 
 
+def _expected(catalog: Collection[CatalogView] | None) -> set[tuple[str, str]]:
+    return {(item.server, item.backup_id) for item in catalog or ()}
+
+
 def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str, str]]) -> Iterator[Finding]:
-    expected = {(item.server, item.backup_id) for item in catalog}
+    expected = _expected(catalog)
     dying = set(marks(view.destination))
     # Between its commit and its row in the catalog a running backup is in neither wrong.
     for server, backup_id in sorted(view.references.backups - expected - dying - busy):
@@ -379,4 +385,6 @@ def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str,
     for server, backup_id in sorted(expected - view.references.backups):
         yield Finding(Invariant.BACKUP_HAS_MANIFEST, backup_id,
                       f"the catalog expects this backup of {server}, but destination {view.destination.name} has no "
-                      "manifest of it", repairable=False)
+                      "manifest of it; until that is settled no object is collected there (is a part of it not "
+                      f"mounted? `backupd verify {server}` takes it back from another destination, `backupd backups "
+                      f"delete {backup_id}` forgets it)", repairable=False)

@@ -16,6 +16,7 @@ from typing import Self
 from backupd.model.clock import Clock
 from backupd.model.errors import RefusedError
 from backupd.transfer.lease import HEARTBEAT, Holder, Lease, exists, leases, utc_now
+from backupd.transfer.marking import is_marked
 from storage import layout
 from storage.destination import Destination
 
@@ -56,7 +57,7 @@ class Intent(Holder):
 
 
 def _trouble(destination: Destination, server: str, backup_id: str) -> str:
-    if exists(destination, layout.mark_key(server, backup_id)):
+    if is_marked(destination, server, backup_id):
         return "is marked deleted"
     return "" if exists(destination, layout.manifest_key(server, backup_id)) else "has no manifest"
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from backupd.model.errors import DamagedError, ObjectMissingError
 from backupd.model.manifest import Header, decode_header
+from backupd.transfer.manifestio import get_document
 from storage import layout
 from storage.destination import Destination
 
@@ -39,9 +40,7 @@ def read(destination: Destination, server: str, backup_id: str) -> Committed | N
     where = f"{destination.name}: {key}"
     header: Header | DamagedError
     try:
-        with destination.get(key) as stream:
-            raw = stream.read()
-        header = decode_header(raw, where=where)
+        header = decode_header(get_document(destination, key), where=where)
         problem = _problem(header, server, backup_id)
         if problem:
             header = DamagedError(f"{where} is damaged", [f"{where}: {problem}"])

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from backupd.model.clock import format_time, parse_time
-from backupd.model.errors import ObjectMissingError
+from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.errors import ArchivedError, ObjectMissingError
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from storage import layout
 from storage.destination import Destination, ObjectInfo
@@ -79,9 +80,9 @@ def remove_keep(destination: Destination, server: str, backup_id: str) -> None:
 def _read(destination: Destination, info: ObjectInfo, server: str) -> Hold | None:
     try:
         with destination.get(info.key) as stream:
-            note = json.loads(stream.read())
+            note = parsed(stream.read(), limit=NOTE_LIMIT)
         return Hold(server, HoldKind.HOLD, str(note["reason"]), str(note["by"]), parse_time(note["since"]))
     except ObjectMissingError:
         return None  # released in this moment
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ArchivedError, ValueError, KeyError, TypeError, AttributeError):
         return Hold(server, HoldKind.HOLD, "a hold whose reason cannot be read", "an unknown person", info.modified_at)

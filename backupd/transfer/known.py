@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from backupd.model.errors import ObjectMissingError
 from backupd.model.manifest import Header, StoredObject
+from backupd.transfer.erasing import each
 from backupd.transfer.inventory import backup_ids, read
+from backupd.transfer.marking import is_withdrawn
 from storage import layout
 from storage.destination import Destination
 from storage.objects import quarantined
@@ -21,7 +23,9 @@ def load_known(destination: Destination, server: str, backups: int = 3) -> Mappi
 
     Call it after the intent is written. Without those that are tombstoned or quarantined.
     """
-    marked = {layout.backup_of(info.key) for info in destination.list(f"{layout.MARKS}{server}/")}
+    notes = [info.key for info in destination.list(f"{layout.MARKS}{server}/")]
+    withdrawn = each(lambda key: is_withdrawn(destination, key), notes)
+    marked = {layout.backup_of(key) for key, back in zip(notes, withdrawn, strict=True) if not back}
     headers: list[Header] = []
     for owner in reversed(backup_ids(destination, server)):
         if len(headers) == backups:

@@ -7,6 +7,7 @@ itself (``lost``) well before anybody else may call it dead.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -20,7 +21,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from backupd.model.clock import Clock, format_time, parse_time
-from backupd.model.errors import BackupdError, CancelledError, ObjectMissingError
+from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.errors import ArchivedError, BackupdError, CancelledError, LockedError, ObjectMissingError
 from storage import layout
 from storage.destination import Destination
 
@@ -85,7 +87,7 @@ class Lease:
 def decode(key: str, raw: bytes, modified_at: datetime) -> Lease:
     """A stored lease. One that cannot be read counts as somebody's, as of ``modified_at``."""
     try:
-        data: dict[str, Any] = json.loads(raw)
+        data: dict[str, Any] = parsed(raw, limit=NOTE_LIMIT)
         return Lease(key=key, backups=tuple((str(server), str(name)) for server, name in data["backups"]),
                      owner=Owner(str(data["host"]), str(data["boot"]), str(data["namespace"]), int(data["pid"]),
                                  int(data["ticks"])),
@@ -102,9 +104,18 @@ def leases(destination: Destination, prefix: str) -> list[Lease]:
         try:
             with destination.get(info.key) as stream:
                 found.append(decode(info.key, stream.read(), info.modified_at))
+        except ArchivedError:
+            found.append(decode(info.key, b"", info.modified_at))
         except ObjectMissingError:
-            continue  # it ended meanwhile
+            if is_listed(destination, info.key):
+                found.append(decode(info.key, b"", info.modified_at))
+            # else it ended meanwhile
     return found
+
+
+def is_listed(destination: Destination, key: str) -> bool:
+    """Asked about what was just listed and could not be read: is it gone now, or does the place say both of it?"""
+    return any(info.key == key for info in destination.list(key))
 
 
 def exists(destination: Destination, key: str) -> bool:
@@ -219,11 +230,23 @@ class Holder:
             for destination in self._destinations:
                 try:
                     destination.delete(self._lease.key)
+                except LockedError as error:
+                    failed.append(f"{destination.name}: {error.message}")
+                    self._end_at(destination)
                 except BackupdError as error:
                     failed.append(f"{destination.name}: {error.message}")
         finally:
             self.unremoved = tuple(failed)
             _held.discard(self._lease.key)
+
+
+    def _end_at(self, destination: Destination) -> None:
+        """Where nothing may be deleted: let the lease be that of a process that is dead, for whoever asks."""
+        if (owner := self._lease.owner) is None:
+            return
+        over = replace(self._lease, owner=replace(owner, pid=0, ticks=-1), heartbeat_at=self._clock() - FRESH)
+        with contextlib.suppress(BackupdError):  # then it is alive for others until it is old
+            destination.put(self._lease.key, io.BytesIO(over.encode()))
 
 
 def _boot() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 
-from backupd.model.errors import DamagedError, NotFoundError, ObjectMissingError
+from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError
 from backupd.model.manifest import Body, Header, StoredObject, decode_body, decode_header, encode_header, objects_digest
 from backupd.transfer.unseal import Unsealer
 from storage import layout, objects
@@ -31,6 +31,21 @@ def get_bytes(destination: Destination, key: str) -> bytes:
         return stream.read()
 
 
+def get_document(destination: Destination, key: str) -> bytes:
+    """What everything else is known by: a manifest, a description of binary logs, a proof. Raises DamagedError, too,
+    where a rule of the place has moved it, or its signature, into an archive class: that makes this one unreadable, and
+    no other."""
+    try:
+        return get_bytes(destination, key)
+    except ArchivedError as error:
+        where = f"{destination.name}: {key}"
+        raise DamagedError(
+            f"{where} cannot be read: it lies in an archive class",
+            [(f"{where}: lies in an archive class, where a rule of the place moved it: change the rule to spare "
+              "everything but objects/, thaw this file there, and copy it back onto itself in the standard class")],
+            hint="another destination's copy of it is as good") from error
+
+
 def commit_header(destination: Destination, header: Header) -> None:
     """The commit point: from here on the backup exists at ``destination``."""
     put_bytes(destination, layout.manifest_key(header.server, header.backup_id), encode_header(header))
@@ -40,7 +55,7 @@ def load_header(destination: Destination, server: str, backup_id: str) -> Header
     """The clear half. Raises NotFoundError when there is no such backup here, DamagedError naming the key."""
     key = layout.manifest_key(server, backup_id)
     try:
-        raw = get_bytes(destination, key)
+        raw = get_document(destination, key)
     except ObjectMissingError as error:
         raise NotFoundError(f"destination {destination.name} holds no backup {backup_id} of {server}",
                             detail=f"{destination.name}:{key} is missing",

@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_left
 
 from backupd.model.manifest import StoredObject
-from storage import layout
+from storage import layout, objects
 from storage.destination import Destination
 
 
@@ -16,7 +16,7 @@ class Presence:
     another one with a probability of 10^-8."""
 
     def __init__(self, destination: Destination) -> None:
-        bad = {layout.name_in(info.key) for info in destination.list(layout.QUARANTINE)}
+        bad = objects.quarantined(destination)
         found = array("Q", (_mark(name, info.size) for info in destination.list(layout.OBJECTS)
                             if (name := layout.name_in(info.key)) not in bad))
         self._marks = array("Q", sorted(found))

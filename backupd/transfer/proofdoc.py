@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from backupd.model.clock import parse_time
+from backupd.model.document import parsed
 from backupd.model.errors import DamagedError, ObjectMissingError
 from backupd.model.proof import Check, Phase, Proof, Witness
+from backupd.transfer.manifestio import get_document
 from backupd.transfer.seal import Sealer
 from backupd.transfer.unseal import Unsealer
 from storage import layout
@@ -47,13 +49,12 @@ def load(destination: Destination, server: str, proof_id: str, unsealer: Unseale
     """What lies there; None where it is gone. Raises DamagedError, KeyUnusableError."""
     key = layout.proof_key(server, proof_id)
     try:
-        with destination.get(key) as stream:
-            sealed = stream.read()
+        sealed = get_document(destination, key)
     except ObjectMissingError:
         return None
     where = f"{destination.name}: {key}"
     try:
-        kept = _decoded(json.loads(unsealer.unseal(sealed, limit=_LIMIT)))
+        kept = _decoded(parsed(unsealer.unseal(sealed, limit=_LIMIT)))
         if (kept.server, kept.id) != (server, proof_id):
             raise ValueError(f"it belongs to {kept.id} of {kept.server}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -68,6 +69,13 @@ def listed(destination: Destination, server: str | None = None) -> Iterator[tupl
         owner = layout.proof_of(info.key)
         if owner is not None:
             yield owner
+
+
+def unsigned(destination: Destination, server: str) -> set[str]:
+    """Ids of those of ``server`` beside which no signature lies. Reads none."""
+    keys = {info.key for info in destination.list(f"{layout.PROOFS}{server}/")}
+    return {owner[1] for key in keys
+            if (owner := layout.proof_of(key)) is not None and layout.signature_key(key) not in keys}
 
 
 def remove(destination: Destination, server: str, proof_id: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
-from backupd.model.errors import BackupdError, DamagedError, DestinationError, ObjectMissingError
+from backupd.model.errors import ArchivedError, BackupdError, DamagedError, DestinationError, ObjectMissingError
 from backupd.model.manifest import StoredObject
 from backupd.transfer.manifestio import get_bytes, put_bytes
 from storage import layout, objects
@@ -61,6 +61,7 @@ class Relay:
         self._lock = threading.Lock()
         self._tally = Tally()
         self._remarks: dict[str, None] = {}
+        self._stored: set[str] = set()
 
     @property
     def tally(self) -> Tally:
@@ -73,9 +74,15 @@ class Relay:
         with self._lock:
             return tuple(self._remarks)
 
+    @property
+    def stored(self) -> frozenset[str]:
+        """Keys whose bytes were sent, and taken by the target."""
+        with self._lock:
+            return frozenset(self._stored)
+
     def bring(self, key: str, item: StoredObject) -> bool:
         """Make ``key`` at the target hold the bytes of ``item``; False when it did already, which is read, or told by
-        the place's checksum. Raises as ``send`` does."""
+        a place that audits itself. Raises as ``send`` does."""
         if self._patiently(lambda: is_good(self.target, key, item)):
             self.pass_over(item)
             return False
@@ -154,6 +161,7 @@ class Relay:
                     raise _SourceError(passing.failure) from error
                 raise
         with self._lock:
+            self._stored.add(key)
             self._tally = Tally(self._tally.sent + item.size, self._tally.things + 1, self._tally.present)
 
     def _patiently(self, work: Callable[[], object]) -> object:
@@ -182,23 +190,28 @@ class Relay:
 
 
 def is_good(destination: Destination, key: str, item: StoredObject) -> bool:
-    """Does ``key`` hold the bytes of ``item``? By the checksum that the place recorded; where there is none they are
-    read."""
+    """Does ``key`` hold the bytes of ``item``? As ``found_wrong`` finds out."""
     return not found_wrong(destination, key, item)
 
 
-def found_wrong(destination: Destination, key: str, item: StoredObject) -> str:
-    """What is wrong with what lies under ``key``, "" when nothing is: by the checksum that the place recorded, where it
-    did; else it is read."""
+def found_wrong(destination: Destination, key: str, item: StoredObject, *, fresh: bool = False) -> str:
+    """What is wrong with what lies under ``key``, "" when nothing is. It is read, unless the checksum that the place
+    recorded tells what is there now: where the place audits itself, or we have just stored it (``fresh``). In an
+    archive class the recorded one has to do. Raises ArchivedError where there is none either."""
+    audited = Capability.AUDITED in destination.capabilities
+    recorded: str | None = None
     try:
         size = destination.stat(key).size
         recorded = checksum(destination, key)
+        if size != item.size:
+            return f"holds {size} bytes where {item.size} were stored"
+        if recorded is None or not (audited or fresh):
+            return objects.problem(destination, key, item)
     except ObjectMissingError:
         return "is missing"
-    if size != item.size:
-        return f"holds {size} bytes where {item.size} were stored"
-    if recorded is None:
-        return objects.problem(destination, key, item)
+    except ArchivedError:
+        if recorded is None:
+            raise
     return "" if recorded == item.sha256 else "holds other bytes than were stored (by the place's own SHA-256)"
 
 

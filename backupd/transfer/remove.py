@@ -7,21 +7,32 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock, format_time, parse_time
-from backupd.model.errors import BusyError, DamagedError, LockedError, NotFoundError, ObjectMissingError, RefusedError
+from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.errors import (
+    ArchivedError,
+    BusyError,
+    DamagedError,
+    LockedError,
+    NotFoundError,
+    ObjectMissingError,
+    RefusedError,
+)
 from backupd.model.manifest import Header
 from backupd.transfer.brake import BRAKE, Brake
-from backupd.transfer.collect import Collected, collect_held, living_intents, living_pins, manifests, not_begun
+from backupd.transfer.collect import collect_held, living_intents, living_pins, manifests, not_begun
+from backupd.transfer.collected import Collected
 from backupd.transfer.erasing import Locks, each
 from backupd.transfer.inventory import Committed, backup_ids, read
 from backupd.transfer.keeping import Backup, Kept, kept_at
 from backupd.transfer.lease import Alive, is_alive
+from backupd.transfer.marking import takes_back, withdraw
 from backupd.transfer.sweeping import await_sweeps, sweeping
 from storage import layout, objects
 from storage.destination import Destination, ObjectInfo, as_tree
@@ -66,8 +77,9 @@ def _put_mark(destination: Destination, backup: Backup, note: Mark) -> None:
 
 
 def unmark(destination: Destination, server: str, backup_id: str, *, now: datetime, grace: timedelta) -> None:
-    """Take the mark away; nothing happens where there is none. Whoever sweeps meanwhile may have read it before, so
-    the end of that is waited for: afterwards the backup is there for good, or gone.
+    """Take the mark away, or back where nothing may be deleted; nothing happens where there is none. Whoever sweeps
+    meanwhile may have read it before, so the end of that is waited for: afterwards the backup is there for good, or
+    gone.
 
     Raises RefusedError once the ``grace`` has passed, and NotFoundError when the backup is gone.
     """
@@ -77,7 +89,7 @@ def unmark(destination: Destination, server: str, backup_id: str, *, now: dateti
             f"backup {backup_id} of {server} at destination {destination.name} can no longer be undeleted",
             detail=f"it was marked deleted at {format_time(since)} and its grace period has passed",
             hint="a sweep may be removing it now; raise the grace period if its manifest is still there")
-    destination.delete(layout.mark_key(server, backup_id))
+    withdraw(destination, server, backup_id, now)
     await_sweeps(destination, clock=lambda: now)
     try:
         destination.stat(layout.manifest_key(server, backup_id))
@@ -98,11 +110,13 @@ def marked(destination: Destination, server: str | None = None) -> dict[Backup, 
             return None
         try:
             with destination.get(info.key) as stream:
-                note = json.loads(stream.read())
+                note = parsed(stream.read(), limit=NOTE_LIMIT)
+            if takes_back(note):
+                return None
             return owner, Mark(parse_time(note["at"]), str(note.get("reason", "")), note.get("confirmed") is True)
         except ObjectMissingError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ArchivedError, ValueError, KeyError, TypeError, AttributeError):
             return owner, Mark(info.modified_at)
 
     infos = list(destination.list(layout.MARKS if server is None else f"{layout.MARKS}{server}/"))
@@ -110,7 +124,8 @@ def marked(destination: Destination, server: str | None = None) -> dict[Backup, 
 
 
 def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: frozenset[Backup] = frozenset(),
-          kept: Kept | None = None, alive: Alive = is_alive, brake: Brake = BRAKE) -> Collected:
+          kept: Kept | None = None, alive: Alive = is_alive, brake: Brake = BRAKE,
+          expected: Collection[Backup] = ()) -> Collected:
     """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Those of
     ``at_once`` (marked too) need not wait for their grace. What is kept on purpose, by ``kept`` or by what is written
     at the destination, stays whatever its mark says, and so does the last restorable chain of a server.
@@ -118,18 +133,18 @@ def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: 
     A backup stays while a restore pins it, an unmarked backup builds on it, a backup of its server is being written, or
     the ``brake`` holds what too many marks of one day ask for; ``held`` of the result says so, ``locked`` what may not
     be removed yet. What builds on others goes before them, so that no step leaves an increment alone. While another
-    installation sweeps here, nothing is done.
+    installation sweeps here, nothing is done. ``expected``: as with ``collect``; what a missing one may build on stays.
     """
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
             return sweep_held(destination, clock=clock, grace=grace, at_once=at_once, kept=kept or Kept(), alive=alive,
-                              brake=brake, fence=lease.assert_held)
+                              brake=brake, fence=lease.assert_held, expected=expected)
     except (BusyError, LockedError) as error:
         return not_begun(error)
 
 
 def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, at_once: frozenset[Backup], kept: Kept,
-               alive: Alive, brake: Brake, fence: Callable[[], None]) -> Collected:
+               alive: Alive, brake: Brake, fence: Callable[[], None], expected: Collection[Backup] = ()) -> Collected:
     """The same by somebody who is ``sweeping`` already; ``fence`` raises when that has ended."""
     now = clock()
     # Marks before pins and intents: whoever pins, or begins to build on a backup, and then finds no mark was early
@@ -154,7 +169,10 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, at_o
             found.append(_outline(one))
             if found[-1].backup in removable and isinstance(one.header, Header):
                 named[found[-1].backup] = frozenset(item.name for item in one.header.objects)
-        removable -= _last_whole(destination, found, removable, set(notes), held)
+        confirmed = at_once | {owner for owner, note in notes.items() if note.confirmed}
+        removable -= _last_whole(destination, found, removable, set(notes), held, confirmed)
+        missing = set(expected) - set(notes) - {one.backup for one in found}
+        found += [_Outline(owner, readable=False) for owner in sorted(missing)]
         removable -= _needed(found, removable, held)
         stuck: set[Backup] = set()
         for server, backup_id in _children_first(found, removable):
@@ -167,7 +185,7 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, at_o
                 stuck.add((server, backup_id))
     explained = frozenset().union(*(named.get(owner, frozenset()) for owner in removed))
     result = collect_held(destination, clock=clock, alive=alive, brake=brake, fence=fence, explained=explained,
-                          locks=locks)
+                          locks=locks, expected=set(expected) - set(removed))
     result.backups = [name for _server, name in removed]
     result.held = held + result.held
     result.braked = braked + result.braked
@@ -211,13 +229,15 @@ class _Outline:
     readable: bool
     kind: str = ""
     parent: str | None = None
+    server_uuid: str = ""
 
 
 def _outline(found: Committed) -> _Outline:
     backup = (found.server, found.backup_id)
     if not isinstance(found.header, Header):
         return _Outline(backup, readable=False)
-    return _Outline(backup, readable=True, kind=found.header.kind, parent=found.header.parent)
+    return _Outline(backup, readable=True, kind=found.header.kind, parent=found.header.parent,
+                    server_uuid=found.header.server_uuid)
 
 
 def _parents(found: list[_Outline]) -> dict[Backup, str | None]:
@@ -241,7 +261,7 @@ def _needed(found: list[_Outline], removable: set[Backup], held: list[str]) -> s
     """Those of ``removable`` on which a backup builds that stays, however many steps away."""
     damaged = {item.backup[0] for item in found if not item.readable and item.backup not in removable}
     needed = {owner for owner in removable if owner[0] in damaged}
-    held.extend(f"{name} of {server}: a damaged manifest of this server may build on it"
+    held.extend(f"{name} of {server}: a backup of this server whose manifest is missing or damaged may build on it"
                 for server, name in sorted(needed))
     parents = _parents(found)
     for child in sorted(set(parents) - removable):
@@ -273,6 +293,8 @@ def is_whole(destination: Destination, server: str, backup_id: str, sizes: Sizes
             return False
         # Without its body nothing can be restored, and there is no quarantine for what is not in the pool.
         objects.fetch_side(destination, layout.body_key(server, backup_id), header.body)
+    except ArchivedError:
+        pass  # a rule of the place moved the body: it is there in its size, and can be thawed
     except (ObjectMissingError, DamagedError):
         return False
     return True
@@ -293,10 +315,11 @@ def pool_sizes(destination: Destination) -> dict[str, int]:
 
 
 def _last_whole(destination: Destination, found: list[_Outline], removable: set[Backup], dying: set[Backup],
-                held: list[str]) -> set[Backup]:
+                held: list[str], confirmed: Collection[Backup] = ()) -> set[Backup]:
     """Of each server that would be left without anything restorable and unmarked: the newest whole one, which must stay
     (with what it builds on, as everything that stays). A dump may lack tables, so none stands in for the last physical
-    one."""
+    one. Neither does one of a server with another uuid, which may be another installation's server of the same name;
+    unless a person wants it gone (``confirmed``)."""
     kept: set[Backup] = set()
     parents = _parents(found)
 
@@ -308,15 +331,23 @@ def _last_whole(destination: Destination, found: list[_Outline], removable: set[
         return all(is_whole(destination, *member, sizes=sizes) for member in _chain(owner, parents))
 
     dumps = {item.backup for item in found if item.kind == BackupKind.LOGICAL}
+    of_uuid: dict[tuple[str, str], set[Backup]] = {}
+    for item in found:
+        if item.server_uuid:
+            of_uuid.setdefault((item.backup[0], item.server_uuid), set()).add(item.backup)
     for server in sorted({owner[0] for owner in removable}):
         ours = sorted((item.backup for item in found if item.backup[0] == server), reverse=True)
-        for family in ([owner for owner in ours if owner not in dumps], ours):
+        families = [([owner for owner in ours if owner not in dumps], ""), (ours, "")]
+        for (name, uuid), some in sorted(of_uuid.items()):
+            if name == server and some & removable and not some & removable <= set(confirmed):
+                families.append(([owner for owner in ours if owner in some and owner not in dumps], f" {uuid}"))
+        for family, uuid in families:
             if any(restorable(owner) for owner in family if owner not in dying or owner in kept):
                 continue
             newest = next((owner for owner in family if owner in removable and restorable(owner)), None)
             if newest is not None:
                 kept.add(newest)
-                held.append(f"{newest[1]} of {server}: it is the last whole backup of this server here")
+                held.append(f"{newest[1]} of {server}: it is the last whole backup of this server{uuid} here")
     return kept
 
 

@@ -32,6 +32,7 @@ from backupd.transfer.intent import Intent
 from backupd.transfer.known import missing, unusable_objects
 from backupd.transfer.lease import exists
 from backupd.transfer.manifestio import put_bytes
+from backupd.transfer.marking import is_marked
 from backupd.transfer.pin import Pin
 from backupd.transfer.relay import PAUSES, Check, Document, Relay
 from storage import layout, objects
@@ -49,7 +50,7 @@ TreePaths = Callable[[Header], Iterable[tuple[str, str]] | None]
 @dataclass(frozen=True, slots=True)
 class Copied:
     """A backup that was copied. ``sent`` bytes of ``objects`` new ones; ``present``: how many the target held already.
-    ``remarks``: what was found wrong at sources on the way."""
+    ``remarks``: what was found wrong at sources on the way; ``stored``: keys of what was sent."""
 
     header: Header
     sent: int
@@ -57,6 +58,7 @@ class Copied:
     present: int
     seconds: float
     remarks: tuple[str, ...] = ()
+    stored: frozenset[str] = frozenset()
 
     @property
     def rate(self) -> float:
@@ -90,7 +92,7 @@ def replicate(sources: Sequence[Destination], target: Destination, order: Order,
     server, backup_id = order.server, order.backup_id
     if exists(target, layout.manifest_key(server, backup_id)):
         return None
-    if exists(target, layout.mark_key(server, backup_id)):
+    if is_marked(target, server, backup_id):
         raise RefusedError(f"backup {backup_id} of {server} is marked deleted at destination {target.name}")
     with ExitStack() as stack:
         pinned = stack.enter_context(_pinned(sources, order, clock))
@@ -161,7 +163,7 @@ class _Copy:
         self._commit(document, header)
         tally = self._relay.tally
         return Copied(header, tally.sent, tally.things, tally.present, time.monotonic() - self._begun,
-                      self._relay.remarks)
+                      self._relay.remarks, self._relay.stored)
 
     def _busy(self, header: Header, leaving: Sequence[str]) -> BusyError:
         return BusyError(f"destination {self._target.name} is removing {len(leaving)} objects that backup "

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment
 from backupd.model.clock import format_time, parse_time
+from backupd.model.document import parsed
 from backupd.model.errors import DamagedError, UsageError
 from backupd.model.ids import is_id, is_name
 from backupd.model.manifest import CODEC, StoredObject
@@ -153,7 +154,7 @@ def _read_branch(document: Mapping[str, Any]) -> Branch:
 def _decoded(raw: bytes, where: str, form: str, read: Callable[[Mapping[str, Any]], _Document],
              encode: Callable[[_Document], bytes]) -> _Document:
     try:
-        document = json.loads(raw.decode("ascii"))
+        document = parsed(raw.decode("ascii"))
         checksum = document.pop("checksum")
         if hashlib.sha256(_canonical(document)).hexdigest() != checksum:
             raise ValueError("its checksum does not match its content")
@@ -162,7 +163,7 @@ def _decoded(raw: bytes, where: str, form: str, read: Callable[[Mapping[str, Any
         found = read(document)
         if encode(found) != raw:
             raise ValueError("its bytes differ from what was written")
-    except (ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UsageError) as error:
         raise DamagedError(f"{where} is damaged", [f"{where}: {error}"], hint=_HINT) from error
     return found
 

@@ -26,7 +26,7 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.manifest import StoredObject
-from backupd.transfer.manifestio import get_bytes, put_bytes
+from backupd.transfer.manifestio import get_bytes, get_document, put_bytes
 from backupd.transfer.relay import found_wrong
 from backupd.transfer.segmentdoc import (
     SealedPart,
@@ -181,7 +181,7 @@ def load_header(destination: Destination, server: str, key: SegmentKey) -> Segme
     place = layout.segment_key(server, key)
     where = f"{destination.name}:{place}"
     try:
-        raw = get_bytes(destination, place)
+        raw = get_document(destination, place)
     except ObjectMissingError as error:
         raise NotFoundError(f"destination {destination.name} holds no binary log {key.number} of {server}, bytes "
                             f"{key.start} to {key.end}, in branch {key.branch}", detail=f"{where} is missing",
@@ -198,7 +198,7 @@ def put_branch(destination: Destination, branch: Branch) -> None:
     document = encode_branch(branch)
     key = layout.branch_key(branch.server, branch.id)
     try:
-        if get_bytes(destination, key) == document:
+        if get_document(destination, key) == document:
             return
     except (ObjectMissingError, DamagedError):
         pass
@@ -213,7 +213,7 @@ def branches(destination: Destination, server: str | None = None) -> Iterator[Br
             continue
         where = f"{destination.name}:{info.key}"
         try:
-            branch = decode_branch(get_bytes(destination, info.key), where=where)
+            branch = decode_branch(get_document(destination, info.key), where=where)
         except ObjectMissingError:
             continue
         except DamagedError as error:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.model.errors import KeyUnusableError, ToolError
+from backupd.model.errors import KeyUnusableError, ToolError, ToolMissingError
 from backupd.transfer.gpg import Status, StatusLine, gpg, through
 from backupd.transfer.keyring import is_revoked
 from backupd.transfer.unseal import passphrase_options
@@ -54,7 +54,7 @@ def problem_of(signing: Signing, document: bytes, signatures: bytes) -> str:
     """Why nobody whom we trust vouches for ``document``; "" where somebody does. ``signatures``: armored; one is
     enough.
 
-    Raises ToolError when gpg fails for reasons of its own.
+    Raises ToolMissingError when there is no gpg.
     """
     blocks = _BLOCK.findall(signatures[:_LIMIT])
     if not blocks:
@@ -66,11 +66,12 @@ def problem_of(signing: Signing, document: bytes, signatures: bytes) -> str:
 def _problem(signing: Signing, document: bytes, signature: bytes) -> str:
     with Status() as status, _readable(signature) as (descriptor, path):
         command = gpg(signing.home, status, "--no-autostart", "--verify", path, "-")
-        failure: ToolError | None = None
         try:
             through(command, status, document, descriptor)
-        except ToolError as error:
-            failure = error
+        except ToolMissingError:
+            raise
+        except ToolError:
+            pass  # whatever it stumbled over, its words tell: nothing but GOODSIG with VALIDSIG is believed
         lines = status.lines()
     words = {line.keyword for line in lines}
     valid = [line.text.split() for line in lines if line.keyword == "VALIDSIG"]
@@ -82,9 +83,7 @@ def _problem(signing: Signing, document: bytes, signature: bytes) -> str:
     if words & {"NO_PUBKEY", "ERRSIG"}:
         return f"it is signed with a key that is not in {signing.home} (key id {_key_id(lines)})"
     if len(valid) != 1 or not words & {"GOODSIG", "EXPKEYSIG"}:
-        if failure is not None and not words & {"NODATA", "EXPSIG", "UNEXPECTED"}:
-            raise failure
-        return "its signature cannot be read, or has expired"
+        return "its signature has expired" if "EXPSIG" in words else "its signature cannot be read"
     signers = {valid[0][0], valid[0][-1]}  # the subkey that signed, and the primary key that it belongs to
     if not signers & set(signing.trusted):
         return f"it is signed by {valid[0][-1]}, whom nobody here trusts"

@@ -1,8 +1,9 @@
 """A destination whose documents of record are signed: each is put behind its signature, and believed only with one.
 
 Manifests, descriptions of segments and of branches are what everything else is known by: they hold the digests of all
-the rest. The signature lies beside its document and is put before it, so that no document is ever seen without one.
-Where a document replaces another one, both signatures lie there for the moment in between.
+the rest. Proofs, and copies of catalog and configuration, are sealed, which anybody can do who has a public key. The
+signature lies beside its document and is put before it, so that no document is ever seen without one. Where a document
+replaces another one, both signatures lie there for the moment in between.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _UNSIGNED = "it has no signature"
 
 
 class SignedDestination(ForwardingDestination):
-    """``inner`` with signatures of the documents about those servers for which ``wanted`` says so.
+    """``inner`` with signatures of the documents about those servers (``*``: about all) for which
+    ``wanted`` says so.
 
     Reading one that nobody whom we trust vouches for raises DamagedError in words; so whoever reads through it has no
     way to believe it. All else passes through unchanged.
@@ -60,7 +62,7 @@ class SignedDestination(ForwardingDestination):
         problem = self._problem(key, document)
         if problem:
             raise DamagedError(f"{self.name}: {key} is not believed", [f"{self.name}: {key}: {problem}"],
-                               hint=self._hint(problem))
+                               hint=self._hint(key, problem))
         end = None if length is None else offset + length
         return io.BytesIO(document[offset:end])
 
@@ -79,10 +81,15 @@ class SignedDestination(ForwardingDestination):
         with self._inner.get(key) as stream:
             return stream.read()
 
-    def sign(self, key: str) -> None:
-        """Vouch for the document that lies under ``key`` now, whoever put it there. Raises KeyUnusableError,
-        ObjectMissingError."""
-        self._inner.put(layout.signature_key(key), io.BytesIO(sign(self._signing, self.as_it_lies(key))))
+    def doubt(self, key: str, document: bytes) -> str:
+        """Why nobody whom we trust vouches for ``document`` under ``key``; "" where somebody does, or nobody has to.
+        Raises ObjectMissingError where nothing lies there any more."""
+        return self._problem(key, document) if self._is_signed(key) else ""
+
+    def sign(self, key: str, document: bytes) -> None:
+        """Vouch for ``document`` under ``key``, whoever put it there: for these bytes, which the caller has looked at,
+        whatever lies there by now. Raises KeyUnusableError."""
+        self._inner.put(layout.signature_key(key), io.BytesIO(sign(self._signing, document)))
 
     def _is_signed(self, key: str) -> bool:
         server = layout.signed_of(key)
@@ -109,9 +116,13 @@ class SignedDestination(ForwardingDestination):
         except ObjectMissingError:
             return None
 
-    def _hint(self, problem: str) -> str:
+    def _hint(self, key: str, problem: str) -> str:
+        if layout.is_copy(key):
+            return ("it is passed over: somebody else put it there, or it is older than `signed: true` in a policy. "
+                    "What the catalog still knows is put anew, and signed: backupd catalog copy")
         if problem == _UNSIGNED:
-            return ("somebody else put it there, or it is older than `signed: true` in the policy: if so, and you know "
-                    f"that nobody tampered with it, sign it: backupd catalog sign {self.name}")
+            return ("somebody else put it there, or it is older than `signed: true` in the policy: if so, sign it: "
+                    f"backupd catalog sign {self.name}. A server whose policy cannot be used counts as one whose "
+                    "policy says so, until the policy is mended")
         return ("restore from another destination's copy; if the key was changed, name the old one in "
                 "encryption.trusted_signers, too")

@@ -87,7 +87,7 @@ def ask(destination: ArchiveDestination, keys: Sequence[str], tier: Tier, days: 
     def ask_one(key: str) -> Asked:
         try:
             before = destination.coldness(key)
-            if _suffices(before, days, now, again=again):
+            if suffices(before, days, now, again=again):
                 return Asked(key, before)
             pace.take(1)
             return Asked(key, destination.thaw(key, tier, days), paid=True)
@@ -97,7 +97,8 @@ def ask(destination: ArchiveDestination, keys: Sequence[str], tier: Tier, days: 
     yield from _at_once(keys, ask_one)
 
 
-def _suffices(found: Coldness, days: int, now: datetime, *, again: bool) -> bool:
+def suffices(found: Coldness, days: int, now: datetime, *, again: bool = False) -> bool:
+    """Need it not be asked for: is it there for about as long as wanted, or under way?"""
     if found.state is ColdState.THAWING:
         return not again
     if found.state is ColdState.THAWED:

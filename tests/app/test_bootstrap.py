@@ -19,6 +19,7 @@ from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationError, LockedError
+from backupd.model.event import Event, Severity
 from backupd.transfer import proofdoc
 from storage import layout
 from storage.config import S3Config, SftpConfig
@@ -108,6 +109,29 @@ def test_each_installation_keeps_its_newest_copies_and_touches_no_others(
     assert len(names(there, layout.CONFIGURATIONS)) == 1
 
 
+def test_a_catalog_made_after_a_loss_leaves_the_copies_of_the_lost_one_alone_until_it_has_enough_of_its_own(
+        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "KEPT", 5)
+    there = wiring.destination("local")
+
+    def copies(of: Wiring, count: int) -> list[str]:
+        made = []
+        for number in range(count):
+            passes(wiring, HOUR)
+            of.catalog.events.add(Event(NOON, "something", Severity.INFO, f"{number} happened"))
+            made.append(write_copies(of)[0].catalog)
+        return made
+
+    before = copies(wiring, 5)
+    with open_catalog(f"sqlite:///{wiring.settings.spool}/fresh.db") as fresh:
+        new = replace(wiring, catalog=fresh)
+        assert len({fresh.identity(), fresh.identity(), wiring.catalog.identity()}) == 2
+        after = copies(new, 4)
+        assert names(there, layout.CATALOGS) == [*before, *after]
+        after += copies(new, 2)
+        assert names(there, layout.CATALOGS) == [*before[-3:], *after[-5:]]
+
+
 def test_what_a_rule_of_the_place_keeps_is_left_there(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "KEPT", 1)
 
@@ -157,11 +181,57 @@ def test_proofs_and_witnesses_are_kept_beside_the_backups_and_go_when_no_backup_
     assert [one.proofs for one in write_copies(wiring)] == [3, 3]
     assert [one.proofs for one in write_copies(wiring)] == [0, 0]
     wiring.catalog.witnesses.forget(backup().id)
+    passes(wiring, timedelta(days=401))
     write_copies(wiring)
-    assert len(list(proofdoc.listed(there))) == 3, "a catalog without backups says nothing about what is old"
-    wiring.catalog.backups.add(replace(backup(), server=SERVER, started_at=NOON))
+    assert len(list(proofdoc.listed(there))) == 3, "without any backup there nothing says what is old"
+    Stock(there, server=SERVER).add(1, {"a": b"a"})
     write_copies(wiring)
     assert [proof_id for _server, proof_id in proofdoc.listed(there)] == ["20261121T120500Z-0000000c", proved.id]
+
+
+def test_a_catalog_that_does_not_know_a_proof_is_no_reason_to_take_it_away(wiring: Wiring) -> None:
+    wiring.catalog.proofs.add(replace(proof(), id="20261121T000000Z-0000000a", server=SERVER))
+    Stock(wiring.destination("local"), server=SERVER).add(1, {"a": b"a"})
+    write_copies(wiring)
+    with open_catalog(f"sqlite:///{wiring.settings.spool}/fresh.db") as fresh:
+        fresh.backups.add(replace(backup(), server=SERVER, started_at=NOON))
+        passes(wiring, timedelta(days=2))
+        write_copies(replace(wiring, catalog=fresh))
+        passes(wiring, timedelta(days=500))
+        write_copies(replace(wiring, catalog=fresh))
+    assert len(list(proofdoc.listed(wiring.destination("local")))) == 0, "of a backup that is gone there, and long ago"
+    assert len(list(proofdoc.listed(wiring.destination("offsite")))) == 1, "no backup there says anything"
+
+
+def test_the_steps_of_the_text_go_on_after_copies_that_nobody_can_open_and_a_rebuild_with_problems(
+        wiring: Wiring, tmp_path: Path, keys: Keys) -> None:
+    Stock(wiring.destination("local"), server=SERVER).add(1, {"a": b"a"})
+    write_copies(wiring)
+    there = wiring.destination("local")
+    (ours,) = names(there, layout.CONFIGURATIONS)
+    ((_at, installation),) = [copy for copy in [layout.copy_of(ours)] if copy is not None]
+    garbage = [layout.configuration_key(NOON + timedelta(days=900), maker) for maker in (installation, "a" * 12)]
+    for key in garbage:
+        there.put(key, io.BytesIO(b"garbage"))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "backupd").write_text("#!/bin/sh\necho \"$@\"\nexit 1\n")
+    (programs / "backupd").chmod(0o755)
+    text = (tmp_path / "local" / "RECOVER.md").read_text()
+    blocks = [part.partition("```")[0] for part in text.split("```sh\n")[1:]]
+    base = tmp_path / "recovery"
+    done = subprocess.run(
+        ["sh", "-c", "\n".join(blocks[:4])], capture_output=True, text=True, check=False,
+        env={"PATH": f"{programs}:/usr/bin:/bin", "BASE": str(base), "GNUPGHOME": str(keys.secret_home),
+             "DATADIR": "/d", "REPOSITORY": str(tmp_path / "local")})
+    assert done.returncode == 0, done.stderr
+    for key in garbage:
+        assert f"PROBLEM: {key} cannot be opened" in done.stderr
+    assert (base / "old" / installation / "backupd.yaml").read_text() == wiring.settings.file.read_text()
+    assert [path.name for path in (base / "old").iterdir()] == [installation]
+    assert f"- server {SERVER}\n" in done.stdout
+    assert "PROBLEM: not all of it could be taken in" in done.stderr
+    assert f"timeline {SERVER}\n" in done.stdout
 
 
 @pytest.mark.parametrize("config", [

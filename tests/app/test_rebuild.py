@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from backupd.app.bootstrap import write_copies
+from backupd.app.bootstrap import own_copies, write_copies
 from backupd.app.rebuild import Rebuilt, rebuild
 from backupd.app.settings import load_settings
 from backupd.app.timeline import timeline
@@ -30,14 +31,17 @@ from backupd.model.progress import Progress, silent
 from backupd.model.server import Position
 from backupd.transfer import segments
 from backupd.transfer.keeping import put_hold, put_keep
+from backupd.transfer.manifestio import get_bytes
 from backupd.transfer.remove import mark
 from storage import layout, objects
+from storage.destination import as_tree
 from storage.memory import MemoryDestination
 from tests.app.logstore import BRANCH, PLACES, SERVER, key_of, store, wired
+from tests.app.signedstore import signing
 from tests.catalog.samples import proof, witness
+from tests.support.coldplace import Cooled
 from tests.support.dice import size
-from tests.support.keys import Keys, make_home, make_key, stop_agent
-from tests.support.places import short_directory
+from tests.support.keys import Keys
 from tests.support.reallogs import RealLog, real_logs
 from tests.transfer.stock import Stock, backup_id
 
@@ -199,6 +203,85 @@ def test_a_copy_that_is_damaged_is_told_and_everything_else_is_taken_in(wiring: 
         assert any("a copy of the lost catalog" in problem for problem in done.problems)
 
 
+def happened(wiring: Wiring, *kinds: str) -> None:
+    for kind in kinds:
+        wiring.catalog.events.add(Event(wiring.clock(), kind, Severity.INFO, kind))
+    write_copies(wiring, now=True)
+
+
+def kinds_of(wiring: Wiring) -> set[str]:
+    return {event.kind for event in wiring.catalog.events.list()}
+
+
+def test_a_copy_of_a_catalog_that_was_made_after_the_loss_hides_nothing_of_the_lost_one(wiring: Wiring) -> None:
+    filled(wiring)
+    happened(wiring, "before")
+    base = wiring.settings.spool.parent
+    with open_catalog(f"sqlite:///{base}/fresh.db") as fresh:
+        later = wiring.clock() + timedelta(minutes=5)
+        happened(replace(wiring, catalog=fresh, clock=lambda: later), "after")
+    with lost(wiring) as new:
+        done = rebuild(new, "local", silent)
+        assert done.problems == ()
+        assert len(done.catalog_of) == 2
+        assert {"before", "after"} <= kinds_of(new)
+
+
+def test_a_copy_that_is_damaged_is_named_and_the_next_older_one_is_taken(wiring: Wiring) -> None:
+    filled(wiring)
+    happened(wiring, "first")
+    later = wiring.clock() + timedelta(minutes=5)
+    happened(replace(wiring, clock=lambda: later), "second")
+    local = wiring.destination("local")
+    newest = own_copies(local, layout.CATALOGS)[-1].key
+    local.delete(newest)
+    local.put(newest, io.BytesIO(b"nonsense"))
+    local.put(layout.catalog_key(later + timedelta(days=9), "0123456789ab-0123456789ab"), io.BytesIO(b"nonsense"))
+    with lost(wiring) as new:
+        done = rebuild(new, "local", silent)
+        assert len(done.catalog_of) == 1
+        assert "first" in kinds_of(new)
+        assert len(done.problems) == 2
+        assert newest in done.problems[1]
+
+
+def test_a_backup_that_has_vanished_is_named_and_what_was_deleted_is_not(wiring: Wiring) -> None:
+    filled(wiring)
+    local = wiring.destination("local")
+    rebuild(wiring, "local", silent, merge=True)
+    wiring.catalog.backups.set_copy_state(backup_id(3), "local", "deleted")
+    happened(wiring, "before")
+    for number in (3, 4):
+        local.delete(layout.manifest_key(SERVER, backup_id(number)))
+    for key in [info.key for info in local.list(f"{layout.SERVERS}{SERVER}/{backup_id(3)}/")]:
+        local.delete(key)
+    tree = as_tree(local)
+    assert tree is not None
+    tree.remove_tree(layout.tree_name(SERVER, backup_id(3)))
+    with lost(wiring) as new:
+        done = rebuild(new, "local", silent)
+        assert done.backups == 2
+        (problem,) = done.problems
+        assert backup_id(4) in problem
+        assert "is missing" in problem
+    with lost(wiring, key=False, name="keyless") as new:
+        assert any(backup_id(4) in problem and "no manifest" in problem
+                   for problem in rebuild(new, "local", silent).problems)
+
+
+def test_logs_that_came_after_the_last_copy_of_the_catalog_count_although_it_confirms_less(
+        wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    store(wiring, keys, logs[:2])
+    at = logs[1].transactions[-1].at + timedelta(microseconds=1)
+    wiring.catalog.binlogs.confirm(SERVER, "local", BRANCH.id, (logs[1].number, logs[1].size), at)
+    write_copies(wiring)
+    store(wiring, keys, logs[2:4])
+    with lost(wiring) as new:
+        rebuild(new, "local", silent)
+        (run,) = new.catalog.binlogs.runs(SERVER)
+        assert (run.last_number, run.confirmed_at) == (logs[3].number, None)
+
+
 def test_one_that_broke_off_in_the_middle_is_begun_again(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(wiring)
     with lost(wiring) as new:
@@ -235,33 +318,15 @@ def test_of_very_many_manifests_the_progress_is_told_and_each_is_taken_in(
         assert len(told) > count / 100
 
 
-@contextmanager
-def signing(wiring: Wiring) -> Iterator[Wiring]:
-    """The same installation, whose policy wants everything signed from now on."""
-    with short_directory("bt-sign-") as base:
-        home = make_home(base / "home")
-        try:
-            key = make_key(home, "signer@example.com")
-            settings = wiring.settings
-            (settings.configuration.policies / "gold.yaml").write_text(
-                'physical: {full: "0 2 * * *"}\nsigned: true\ndestinations: {required: [local, offsite]}\n')
-            text = settings.file.read_text()
-            begin = text.index("encryption:")
-            end = text.index("\n", begin)
-            settings.file.write_text(
-                f"{text[:begin]}encryption: {{gnupg_home: {home}, recipients: [signer@example.com], "
-                f"signing_key: {key}}}{text[end:]}")
-            yield Wiring(load_settings(settings.file), wiring.catalog, wiring.clock)
-        finally:
-            stop_agent(home)
-
-
 def test_a_forged_backup_is_not_taken_in_and_older_ones_are_once_somebody_vouched_for_them(
         wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
     filled(wiring)
     store(wiring, keys, logs[:2], places=("local",))
     rebuild(wiring, "local", silent, merge=True)
     beneath = wiring.destination("local")
+    for record in wiring.catalog.backups.list():
+        digest = hashlib.sha256(get_bytes(beneath, layout.manifest_key(SERVER, record.id))).hexdigest()
+        wiring.catalog.backups.add(replace(record, manifest=digest), replace=True)
     with signing(wiring) as strict:
         with lost(strict) as new:
             done = rebuild(new, "local", silent)
@@ -269,8 +334,9 @@ def test_a_forged_backup_is_not_taken_in_and_older_ones_are_once_somebody_vouche
             assert all("has no signature" in problem for problem in done.problems)
             assert len(done.problems) == 5
         forged = Stock(beneath, server=SERVER).add(9, {"a": b"forged"})
-        vouched = vouch(strict, "local")
-        assert vouched.signed == 4 + 1 + 2
+        assert vouch(strict, "local").signed == 4, "of logs the catalog has no digest"
+        vouched = vouch(strict, "local", unproven=True)
+        assert vouched.signed == 1 + 2
         (left,) = vouched.left
         assert forged.backup_id in left
         assert vouch(strict, "local").signed == 0
@@ -282,6 +348,20 @@ def test_a_forged_backup_is_not_taken_in_and_older_ones_are_once_somebody_vouche
             assert forged.backup_id in problem
     with pytest.raises(RefusedError, match="no policy says"):
         vouch(wiring, "local")
+
+
+def test_a_manifest_or_body_in_an_archive_class_is_one_problem_and_the_others_come_in(wiring: Wiring) -> None:
+    cold = {layout.manifest_key(SERVER, backup_id(1)), layout.body_key(SERVER, backup_id(2))}
+    place = Cooled(cold.__contains__, wiring.clock)
+    stock = Stock(place, server=SERVER)
+    for number in (1, 2, 3):
+        stock.add(number, {"a": b"a"})
+    with lost(wiring, key=False) as new:
+        new._opened["local"] = place
+        done = rebuild(new, "local", silent)
+        assert (done.backups, done.damaged) == (2, (backup_id(2),))
+        told = [problem for problem in done.problems if "archive class" in problem]
+        assert [name in problem for name, problem in zip((backup_id(1), backup_id(2)), told, strict=True)] == [True] * 2
 
 
 def test_told_as_a_document_it_has_everything(wiring: Wiring) -> None:

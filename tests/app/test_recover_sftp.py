@@ -14,7 +14,7 @@ __all__ = ["ssh_server"]
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")
 
 
-def test_the_newest_copy_is_found_and_fetched_with_sftp_alone(ssh_server: SshServer, tmp_path: Path) -> None:
+def test_copies_are_found_and_fetched_with_sftp_alone(ssh_server: SshServer, tmp_path: Path) -> None:
     folder = tmp_path / "it's a \"vault\""
     (folder / "configuration").mkdir(parents=True)
     for name, content in (("20261121T120000Z-0123456789ab", "newest"), ("20261120T120000Z-0123456789ab", "older")):
@@ -22,8 +22,9 @@ def test_the_newest_copy_is_found_and_fetched_with_sftp_alone(ssh_server: SshSer
     config = ssh_server.config(folder)
     text = recover_text("vault", config, {}, recipients=["A" * 40])
     settings = text.split("```sh\n")[1].partition("```")[0]
+    newest = 'fetch "configuration/$(names configuration/ | sort | tail -n 1)"'
     done = subprocess.run(
-        ["sh", "-c", f'{settings}\nfetch "configuration/$(newest configuration/)"'], capture_output=True, text=True,
-        check=False, env={"PATH": "/usr/bin:/bin", "BASE": str(tmp_path / "base"), "GNUPGHOME": "/g", "DATADIR": "/d",
-                          "SFTP_KEY": str(config.key_file), "KNOWN_HOSTS": str(config.known_hosts)})
+        ["sh", "-c", f"{settings}\n{newest}"], capture_output=True, text=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "BASE": str(tmp_path / "base"), "GNUPGHOME": "/g", "DATADIR": "/d",
+             "SFTP_KEY": str(config.key_file), "KNOWN_HOSTS": str(config.known_hosts)})
     assert (done.returncode, done.stdout) == (0, "newest"), done.stderr

@@ -220,6 +220,48 @@ def test_a_raised_tier_is_asked_for_at_once_and_only_for_what_is_not_there(tmp_p
         raise_tier(shelf.wiring, job_id, "expedited")
 
 
+def test_who_joins_a_thaw_and_wants_it_for_longer_gets_it_for_longer(tmp_path: Path, catalog: Catalog) -> None:
+    shelf = house(tmp_path, catalog, "vault")
+    job_id = begun(shelf, days=2)
+    assert begun(shelf, days=30) == job_id
+    assert catalog.jobs.get(job_id).arguments["days"] == 30
+    shelf.clock.move(hours=13)
+    assert advance(shelf.wiring, job_id).state is JobState.SUCCEEDED
+    until = catalog.thaws.count(job_id).ready_until
+    assert until is not None
+    assert until >= shelf.clock() + timedelta(days=29)
+    assert {vault_of(shelf).coldness(item.key).until for item in catalog.thaws.of(job_id)} == {until}
+    assert set(vault_of(shelf).requests.values()) == {2}
+
+
+def test_who_joins_a_thaw_asks_again_for_what_could_not_be_asked_for(tmp_path: Path, catalog: Catalog) -> None:
+    shelf = house(tmp_path, catalog, "vault")
+    job_id = begun(shelf)
+    first, *rest = catalog.thaws.of(job_id)
+    catalog.thaws.record([replace(first, state=ThawState.FAILED, message="not now")])
+    assert rest
+    assert begun(shelf) == job_id
+    assert states(shelf, job_id) == {ThawState.THAWING}
+
+
+def test_what_a_rule_of_the_place_has_archived_is_found_by_asking_when_somebody_wants_a_thaw(
+        tmp_path: Path, catalog: Catalog) -> None:
+    shelf = house(tmp_path, catalog, "local")
+    vault = shelf.wiring._opened["local"] = ColdPlace("local", shelf.clock, expected=False)
+    for number, parent in ((1, None), (2, 1)):
+        shelf.add(number, days=1, parent=parent, known=False)
+    assert planned(shelf).thaw is None
+    assert vault.looks == 0, "each question costs"
+    assert cold_of_part(shelf.wiring, planned(shelf), FULL), "once it was met, it is asked for"
+    made = planned(shelf, thaw="standard")
+    assert made.thaw is not None
+    job_id = begun(shelf)
+    shelf.clock.move(hours=13)
+    assert advance(shelf.wiring, job_id).state is JobState.SUCCEEDED
+    shelf.clock.move(days=30)
+    assert thaw_for(shelf.wiring, SERVER, "latest", Wishes(), ()).job is not None, "no tier has to be named for that"
+
+
 def test_deep_archive_is_not_raised_to_what_it_does_not_have(tmp_path: Path, catalog: Catalog) -> None:
     shelf = house(tmp_path, catalog, "vault")
     job_id = begun(shelf, "bulk")

@@ -402,3 +402,38 @@ def test_every_field_is_described_and_every_plain_one_has_an_example(top: type[S
             assert described, (title, name)
             plain = not any(word in str(field) for word in ("$ref", "const"))
             assert not plain or field.get("examples"), (title, name)
+
+
+# Two names of one place
+
+@pytest.mark.parametrize(("first", "second", "how", "field"), [
+    ("{type: filesystem, path: /srv/b}", "{type: filesystem, path: /srv/b/}", "is the same place as", "path"),
+    ("{type: filesystem, path: /srv}", "{type: filesystem, path: /srv/b}", "lies inside of", "path"),
+    ("{type: s3, bucket: acme, prefix: p}", "{type: s3, bucket: acme, prefix: p}", "is the same place as", "bucket"),
+    ("{type: s3, bucket: acme}", "{type: s3, bucket: acme, prefix: p}", "lies inside of", "bucket"),
+    ("{type: sftp, host: h, user: u, path: /v, key_file: /k, known_hosts: /h}",
+     "{type: sftp, host: H, user: u, path: /v/w, key_file: /k, known_hosts: /h}", "lies inside of", "path"),
+])
+def test_one_place_under_two_names_is_an_error_that_names_both(
+        tmp_path: Path, first: str, second: str, how: str, field: str) -> None:
+    file = _two_places(tmp_path, first, second)
+    told = f"destination `two` {how} `one` (destinations.one.{field}, line 5): each needs a place of its own"
+    assert problems(file) == [("backupd.yaml", 6, f"destinations.two.{field}", told)]
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    ("{type: filesystem, path: /srv/b}", "{type: filesystem, path: /srv/bb}"),
+    ("{type: s3, bucket: acme, prefix: p}", "{type: s3, bucket: acme, prefix: pp}"),
+    ("{type: s3, bucket: acme}", '{type: s3, bucket: acme, endpoint_url: "https://other.example.com"}'),
+    ("{type: sftp, host: h, user: u, path: /v, key_file: /k, known_hosts: /h}", "{type: filesystem, path: /v}"),
+])
+def test_places_that_only_look_alike_are_two(tmp_path: Path, first: str, second: str) -> None:
+    assert problems(_two_places(tmp_path, first, second)) == []
+
+
+def _two_places(folder: Path, first: str, second: str) -> Path:
+    (folder / "policies").mkdir()
+    file = folder / "backupd.yaml"
+    file.write_text(f"spool: /spool\npolicies: {folder}/policies\nservers: {{}}\ndestinations:\n  one: {first}\n"
+                    f"  two: {second}\nencryption: {{gnupg_home: /g, recipients: [ops@example.com]}}\n")
+    return file

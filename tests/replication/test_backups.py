@@ -10,6 +10,7 @@ import pytest
 
 from backupd.app.deletion import keep, sweep_destination
 from backupd.app.holds import hold
+from backupd.app.lostcopies import LOST
 from backupd.app.replication import LONGEST_PAUSE, REPLICATION, pause_after
 from backupd.app.retention import apply
 from backupd.model.clock import format_time
@@ -19,9 +20,11 @@ from backupd.transfer.intent import Intent, intents
 from backupd.transfer.keeping import kept_at
 from backupd.transfer.pin import pins
 from backupd.transfer.remove import mark
-from storage import layout
+from backupd.transfer.repairing import put_right
+from storage import layout, objects
 from tests.replication.shop import Shop
 from tests.retention.shelf import SERVER
+from tests.support.strictplaces import UndeletableDestination
 from tests.transfer.stock import backup_id, named, pool, put
 
 Make = Callable[..., Shop]
@@ -247,3 +250,50 @@ def test_a_copy_that_was_swept_at_the_target_by_its_rules_is_not_copied_again(sh
     assert one.present("offsite") == {newer}
 
 
+def test_copies_that_vanished_though_nobody_marked_them_are_told_and_copied_again(shop: Make) -> None:
+    one = shop()
+    full = one.add(1, days=2, places=("local",))
+    child = one.add(2, days=1, parent=1, places=("local",))
+    one.replicate()
+    target = one.at("offsite")
+    for info in [*target.list(layout.SERVERS), *target.list(layout.OBJECTS)]:
+        target.delete(info.key)
+    (one.base / "local" / "repository.json").rename(one.base / "away")
+    done = one.replicate()
+    assert not done.ok
+    assert (done.lost, set(done.waiting)) == ((full, child), {full, child})
+    assert one.copies(child) == {"local": "complete", "offsite": "damaged"}
+    assert [event.detail for event in one.events(LOST.broken)] == [f"{full}\n{child}"]
+    (one.base / "away").rename(one.base / "local" / "repository.json")
+    done = one.replicate()
+    assert done.ok, done.trouble
+    assert [copied.header.backup_id for copied in done.copied] == [full, child]
+    assert one.whole() == one.whole("local")
+    assert one.verified(child) == {"offsite"}
+    assert (len(one.events(LOST.broken)), len(one.events(LOST.mended))) == (1, 1)
+    assert one.replicate().lost == ()
+
+
+def test_a_lost_copy_at_a_required_place_comes_back_too(shop: Make) -> None:
+    one = shop()
+    name = one.add(1, days=1, places=("local",))
+    one.replicate()
+    one.at().delete(layout.manifest_key(SERVER, name))
+    done = one.replicate("local")
+    assert (done.ok, done.lost) == (True, (name,))
+    assert one.whole() == one.whole("local")
+    assert one.copies(name) == {"local": "complete", "offsite": "complete"}
+
+
+def test_where_nothing_may_be_deleted_an_object_in_quarantine_is_sent_anew_all_the_same(shop: Make) -> None:
+    one = shop()
+    target = UndeletableDestination("offsite", tree=False)
+    one.swap(target)
+    name = one.add(1, days=1, content=b"x", places=("local",))
+    put(target, layout.object_key(named(b"x").name), b"sealed y")
+    objects.quarantine(target, named(b"x").name, "rot", one.clock())
+    assert one.replicate().ok
+    assert one.verified(name) == {"offsite"}
+    put(target, layout.object_key(named(b"x").name), b"sealed z")
+    assert put_right(target, layout.object_key(named(b"x").name), named(b"x"), [one.at()]) == "local"
+    assert objects.quarantined(target) == frozenset()

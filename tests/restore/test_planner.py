@@ -221,3 +221,25 @@ def test_where_every_backup_is_damaged_they_are_listed_with_the_way_to_try_one()
     assert all(b.id in none.value.detail for b in damaged)
     assert f"--to backup:{BACKUPS[2].id}" in none.value.hint
     assert plan(f"backup:{BACKUPS[2].id}", damaged).backup_id == BACKUPS[2].id
+
+
+def test_latest_never_means_a_backup_of_another_server_of_that_name() -> None:
+    theirs = [replace(backup(hour), server_uuid="A") for hour in (2, 6)]
+    ours = replace(backup(4), server_uuid="B", manifest="f" * 64)
+    found = plan("latest", [*theirs, ours])
+    assert found.backup_id == ours.id
+    assert any("of server A; ours is B" in warning for warning in found.warnings)
+    assert plan(f"backup:{theirs[1].id}", [*theirs, ours]).backup_id == theirs[1].id
+    with pytest.raises(RefusedError):
+        plan("2026-11-21T02:00:00Z", [*theirs, ours])
+    with pytest.raises(NotFoundError, match="of its own") as refused:
+        plan("latest", [*theirs, replace(ours, state=BackupState.DAMAGED)])
+    assert theirs[1].id in refused.value.hint
+
+
+def test_after_a_rebuild_the_moments_before_a_server_was_replaced_are_still_targets() -> None:
+    before, after = replace(backup(2), server_uuid="A"), replace(backup(4), server_uuid="B", manifest="f" * 64)
+    assert plan("latest", [before, after]).backup_id == after.id
+    assert plan("2026-11-21T02:00:00Z", [before, after]).backup_id == before.id
+    known = replace(before, manifest="e" * 64)
+    assert plan("2026-11-21T02:00:00Z", [known, after]).warnings == ()

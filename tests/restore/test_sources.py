@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from backupd.model.errors import DamagedError, NotFoundError
+from backupd.model.errors import DamagedError, NotFoundError, RefusedError
 from backupd.model.manifest import Body, Header
 from backupd.model.server import Position, Receipts, Version
+from backupd.transfer.lease import utc_now
+from backupd.transfer.remove import mark
 from backupd.transfer.unseal import Unsealer
-from restore.sources import load_chain
+from restore.sources import load_chain, pinned
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.restore.builder import Builder, server_info
@@ -111,3 +113,27 @@ def test_an_increment_of_another_server_or_series_is_refused(house: House) -> No
 def test_a_clear_manifest_that_was_made_to_fit_is_not_believed(house: House) -> None:
     house.put(SECOND, FULL, receipts(100, 200), lambda header: replace(header, parent=FIRST))
     assert house.broken() == [f"{SECOND}: its clear manifest is not the one that was sealed with it"]
+
+
+def test_a_chain_of_which_each_destination_has_a_part_is_pinned_where_its_parts_are(house: House) -> None:
+    away = MemoryDestination("away")
+    for info in list(house.place.list("servers/")):
+        if SECOND in info.key:
+            with house.place.get(info.key) as stream:
+                away.put(info.key, stream)
+            house.place.delete(info.key)
+    backups = [("shop", one) for one in CHAIN]
+    with pinned([house.place, away], FULL, backups, clock=utc_now) as said:
+        assert [len(list(place.list(layout.PINS))) for place in (house.place, away)] == [1, 1]
+        assert sorted(line.split("has no backup ")[1].split()[0] for line in said) == sorted(CHAIN)
+    assert not list(away.list(layout.PINS))
+
+
+def test_a_member_that_is_nowhere_or_marked_everywhere_is_refused_and_no_pin_stays(house: House) -> None:
+    away = MemoryDestination("away")
+    backups = [("shop", one) for one in CHAIN]
+    mark(house.place, "shop", FIRST, utc_now())
+    with pytest.raises(RefusedError, match=f"{FIRST} of shop at destination local is marked deleted"), \
+            pinned([house.place, away], FULL, backups, clock=utc_now):
+        pytest.fail("it is nowhere")
+    assert not list(house.place.list(layout.PINS))

@@ -413,3 +413,17 @@ def test_reading_takes_no_more_memory_than_was_asked_for(local: FilesystemDestin
         assert isinstance(stream, io.BufferedReader)
         assert stream.read(1000) == b"xxxxx"
         assert stream.read(1000) == b""
+
+
+@pytest.mark.parametrize("link", ["pins", "pins/shop", "pins/shop/a.json"])
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_symbolic_link_below_the_root_is_refused_by_name_and_never_listed_as_nothing(
+        local: FilesystemDestination, tmp_path: Path, link: str, *, dangling: bool) -> None:
+    put(local, "pins/shop/a.json", b"x")
+    (local.root / link).rename(tmp_path / "elsewhere")
+    (local.root / link).symlink_to(tmp_path / ("nowhere" if dangling else "elsewhere"))
+    for prefix in ("", "pins/", "pins/shop/"):
+        with pytest.raises(DestinationError) as caught:
+            list(local.list(prefix))
+        assert f"{local.root / link} is a symbolic link" in caught.value.detail
+    assert list(local.list("intents/")) == []

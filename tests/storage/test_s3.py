@@ -22,6 +22,7 @@ from backupd.model.manifest import StoredObject
 from storage import layout, objects
 from storage.config import S3Config
 from storage.destination import Capability, ColdState, Destination, Tier, as_archive
+from storage.s3 import S3Destination
 from tests.contract.destination import DestinationContract, get, keys, put
 from tests.storage.buckets import OBJECT, config, opened
 from tests.support.motoserver import MotoServer
@@ -153,6 +154,13 @@ def test_a_rotten_object_is_replaced_by_its_true_bytes(s3_server: S3Server) -> N
 
 
 # Checksums, classes, encryption
+
+def test_only_amazon_itself_is_believed_that_a_checksum_tells_what_is_there_now() -> None:
+    amazon = S3Config.model_validate({"type": "s3", "bucket": "acme-backups", "region": "eu-central-1"})
+    other = amazon.model_copy(update={"endpoint_url": "https://s3.example.com"})
+    audited = [Capability.AUDITED in S3Destination("away", one).capabilities for one in (amazon, other)]
+    assert audited == [True, False]
+
 
 def test_the_place_tells_the_digest_that_it_checked(s3_server: S3Server) -> None:
     with opened(config(s3_server)) as destination:

@@ -523,3 +523,18 @@ def test_a_name_that_is_a_folder_is_no_reason_to_hang(destination: SftpDestinati
     assert keys(destination, "pins/") == []
     assert list(destination.leftovers()) == []
     shutil.rmtree(tmp_path / HOSTILE / "pins")
+
+
+@pytest.mark.parametrize("link", ["pins", "pins/shop", "pins/shop/a.json"])
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_symbolic_link_below_the_root_is_refused_by_name_and_never_listed_as_nothing(
+        destination: SftpDestination, tmp_path: Path, link: str, *, dangling: bool) -> None:
+    put(destination, "pins/shop/a.json", b"x")
+    path = tmp_path / HOSTILE / link
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / ("nowhere" if dangling else "elsewhere"))
+    for prefix in ("", "pins/", "pins/shop/"):
+        with pytest.raises(DestinationError) as caught:
+            keys(destination, prefix)
+        assert f"/{link} is a symbolic link" in caught.value.detail
+    assert keys(destination, "intents/") == []

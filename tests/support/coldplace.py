@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import BinaryIO
@@ -26,9 +27,10 @@ class _Thaw:
 
 class ColdPlace(MemoryDestination):
     """Everything that may be cold is. ``requests`` counts, by key, how often a thaw was asked for; ``silent``: nothing
-    answers; ``after``: that many thaws are taken, then nothing answers."""
+    answers; ``after``: that many thaws are taken, then nothing answers; ``expected`` False: a rule has done it that no
+    configuration knows."""
 
-    def __init__(self, name: str, clock: Clock, storage_class: str = "DEEP_ARCHIVE") -> None:
+    def __init__(self, name: str, clock: Clock, storage_class: str = "DEEP_ARCHIVE", *, expected: bool = True) -> None:
         super().__init__(name, tree=False, clock=clock)
         self._now = clock
         self._class = storage_class
@@ -39,10 +41,11 @@ class ColdPlace(MemoryDestination):
         self.looks = 0
         self.silent = False
         self.after: int | None = None
+        self._capabilities_told = (Capability.ARCHIVE if expected else Capability.RULES) | Capability.CHECKSUMS
 
     @property
     def capabilities(self) -> Capability:
-        return Capability.ARCHIVE | Capability.CHECKSUMS
+        return self._capabilities_told
 
     def checksum(self, key: str) -> str | None:
         with super().get(key) as stream:
@@ -97,3 +100,16 @@ class ColdPlace(MemoryDestination):
         if thaw.ready_at > now:
             return Coldness(key, size, self._class, ColdState.THAWING)
         return Coldness(key, size, self._class, ColdState.THAWED, thaw.until)
+
+
+class Cooled(MemoryDestination):
+    """A bucket with a rule that moves whatever ``is_cold`` names into an archive class."""
+
+    def __init__(self, is_cold: Callable[[str], bool], clock: Clock) -> None:
+        super().__init__("bucket", tree=False, clock=clock)
+        self.is_cold = is_cold
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
+        if self.is_cold(key):
+            raise ArchivedError(f"{self.name}: {key} lies in an archive class")
+        return super().get(key, offset=offset, length=length)

@@ -217,6 +217,8 @@ class FaultProxy:
             source = stack.enter_context(cast(BinaryIO, client.makefile("rb")))
             try:
                 server.connect(self._target)
+                for connection in (client, server):  # heads and bodies go apart: none waits for the other's receipt
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 answers = stack.enter_context(cast(BinaryIO, server.makefile("rb")))
                 more = True
                 while more and (head := _Head.read(source)) is not None:

@@ -19,7 +19,8 @@ from backupd.model.errors import ObjectMissingError
 from backupd.model.manifest import decode_header, encode_header
 from backupd.transfer import remove
 from backupd.transfer.brake import BRAKE
-from backupd.transfer.collect import Collected, collect_held, living_intents
+from backupd.transfer.collect import collect_held, living_intents
+from backupd.transfer.collected import Collected
 from backupd.transfer.erasing import Locks
 from backupd.transfer.intent import _trouble
 from backupd.transfer.inventory import backup_ids, committed

@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
-from backupd.model.errors import DamagedError, DestinationError, KeyUnusableError, ObjectMissingError
+from backupd.model.errors import DamagedError, DestinationError, KeyUnusableError, ObjectMissingError, ToolMissingError
 from backupd.model.manifest import Header
 from backupd.transfer import segments
 from backupd.transfer.fsck import Invariant, examine
@@ -27,7 +27,7 @@ from tests.app.logstore import BRANCH
 from tests.contract.destination import TreeContract
 from tests.support.keys import copy_public, gpg, make_home, make_key, stop_agent
 from tests.support.places import short_directory
-from tests.transfer.stock import FakeClock, Stock, backup_id, put
+from tests.transfer.stock import START, FakeClock, Stock, backup_id, put
 
 SERVER = "shop"
 
@@ -142,6 +142,63 @@ def test_what_is_unsigned_altered_or_signed_by_others_is_refused_in_words(
     assert why(fresh()) == ""
     stranger = SignedDestination(bucket, Signing(signers.ignorant, None, (signers.signer,)), {SERVER}.__contains__)
     assert "with a key that is not in" in why(stranger)
+
+
+GARBLED = (b"-----BEGIN PGP SIGNATURE-----\n\n/////////////////////////////////////////////////////w==\n"
+           b"-----END PGP SIGNATURE-----\n")
+
+
+@pytest.mark.parametrize("garbage", [GARBLED, GARBLED.replace(b"//", b"\x00\xff"), GARBLED.replace(b"/", b"A")])
+def test_a_garbled_signature_is_one_manifest_that_is_not_believed_and_keeps_nobody_from_the_others(
+        bucket: MemoryDestination, signed: SignedDestination, signers: Signers, garbage: bytes) -> None:
+    for number in (1, 2):
+        Stock(signed).add(number, {"a": b"a"})
+    put(bucket, key_of(1) + ".sig", garbage)
+    reader = SignedDestination(bucket, signers.signing(), {SERVER}.__contains__)
+    (finding,) = examine(reader, None, clock=FakeClock())
+    assert finding.invariant is Invariant.MANIFEST_INTACT
+    assert key_of(1) in finding.message
+    assert "its signature cannot be read" in finding.message
+    assert why(reader, 2) == ""
+
+
+def test_without_gpg_nothing_is_called_damaged(
+        bucket: MemoryDestination, signed: SignedDestination, signers: Signers, monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path) -> None:
+    Stock(signed).add(1, {"a": b"a"})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolMissingError):
+        read(SignedDestination(bucket, signers.signing(), {SERVER}.__contains__), SERVER, backup_id(1))
+
+
+def test_a_signature_is_of_the_bytes_that_were_looked_at_whatever_lies_there_by_now(
+        bucket: MemoryDestination, signed: SignedDestination) -> None:
+    header = Stock(bucket).add(1, {"a": b"a"})
+    seen = signed.as_it_lies(key_of(1))
+    commit_header(bucket, replace(header, reason="swapped meanwhile"))
+    signed.sign(key_of(1), seen)
+    assert "altered" in why(signed)
+
+
+def test_proofs_and_copies_of_the_catalog_need_a_signature_too(
+        bucket: MemoryDestination, signers: Signers) -> None:
+    at, server_proof = START, layout.proof_key(SERVER, backup_id(1))
+    keys = (server_proof, layout.catalog_key(at, "0123456789ab"), layout.configuration_key(at, "0123456789ab"))
+    place = SignedDestination(bucket, signers.signing(), {SERVER, "*"}.__contains__)
+    for key in keys:
+        put(bucket, key, b"sealed by anybody")
+        with pytest.raises(DamagedError, match="is not believed") as caught:
+            place.get(key)
+        assert "it has no signature" in caught.value.detail
+        assert "backupd catalog copy" in caught.value.hint
+        put(place, key, b"ours")
+        with place.get(key) as stream:
+            assert stream.read() == b"ours"
+        place.delete(key)
+    assert list(bucket.list("")) == []
+    others = layout.proof_key("another", backup_id(1))
+    put(place, others, b"of a server whose policy does not say so")
+    assert [info.key for info in bucket.list("")] == [others]
 
 
 def test_a_revoked_signer_is_not_believed_and_one_that_has_expired_since_is() -> None:

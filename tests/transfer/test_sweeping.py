@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from backupd.model.errors import BusyError, CancelledError, LockedError, NotFoundError, RefusedError
+from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError
 from backupd.transfer.brake import BRAKE, RELEASED, Brake
 from backupd.transfer.collect import collect
 from backupd.transfer.erasing import Locks, each
@@ -175,8 +175,9 @@ def test_where_nothing_may_be_deleted_marks_are_put_and_files_do_not_pile_up(clo
     done = sweep(place, clock=clock, grace=GRACE)
     assert (done.skipped, done.locked, everything(place)) == (True, 1, left)
     assert "deletes nothing" in done.lock
-    with pytest.raises(LockedError):
-        unmark(place, "shop", backup_id(1), now=clock(), grace=timedelta.max)
+    unmark(place, "shop", backup_id(1), now=clock(), grace=timedelta.max)
+    assert marks(place) == {}
+    assert everything(place) == left, "the mark says that it is taken back"
 
 
 # The brake

@@ -1,0 +1,105 @@
+"""Which place each configured name leads to. One place under two names would be swept by two rules, and its one copy
+would count as two; so what deletes or copies refuses such a place, and what counts copies counts it once.
+
+What was found is remembered in the spool, so that whoever counts copies need not ask places that may not answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from backupd.app.wiring import Wiring
+from backupd.backup.finding import Finding, error
+from backupd.model.errors import DestinationError, RefusedError
+from storage.destination import Destination
+from storage.marker import repository_id
+
+_HINT = ("leave one of the names in the configuration: under two, the same copies are counted twice and go by two "
+         "rules; another place needs a folder or a bucket that was not copied from this one")
+
+
+def identities(wiring: Wiring) -> dict[str, str]:
+    """Of each configured name the id of its place, as it was last seen, or the name where nobody has looked yet."""
+    known = _remembered(wiring)
+    return {name: known.get(name, name) for name in wiring.settings.destinations}
+
+
+def require_single(wiring: Wiring, destination: Destination) -> None:
+    """Raises RefusedError where another configured name leads to the same place, and DestinationError."""
+    found = _look(wiring, [destination, *_unseen(wiring)], needed=destination.name)
+    mine = found.get(destination.name)
+    twins = sorted(name for name, one in found.items() if mine is not None and one == mine and name != destination.name)
+    if twins:
+        raise RefusedError(f"destinations {destination.name} and {', '.join(twins)} are one place",
+                           detail=f"the marker there says {mine} under each of these names", hint=_HINT)
+
+
+def findings(wiring: Wiring) -> list[Finding]:
+    """What `backupd check` says of names that lead to one place; those that do not answer are left out."""
+    found = _look(wiring, wiring.usable_destinations())
+    names: dict[str, list[str]] = {}
+    for name, place in found.items():
+        names.setdefault(place, []).append(name)
+    return [error("destinations", f"{' and '.join(sorted(twins))} are one place (its marker says {place})", _HINT)
+            for place, twins in sorted(names.items()) if len(twins) > 1]
+
+
+def _unseen(wiring: Wiring) -> list[Destination]:
+    known = _remembered(wiring)
+    return [wiring.destination(name) for name in wiring.settings.destinations if name not in known]
+
+
+def _look(wiring: Wiring, destinations: Iterable[Destination], *, needed: str = "") -> Mapping[str, str]:
+    """What is known after a look at ``destinations``; one that does not answer is told only where it is ``needed``."""
+    before = _remembered(wiring)
+    found = dict(before)
+    for destination in destinations:
+        try:
+            place = repository_id(destination) if destination.is_initialised() else None
+        except DestinationError:
+            if destination.name == needed:
+                raise
+            continue
+        if place is not None:
+            found[destination.name] = place
+        else:
+            found.pop(destination.name, None)
+    if found != before:
+        _remember(wiring, found)
+    return found
+
+
+def _file(wiring: Wiring) -> Path:
+    return wiring.settings.spool / "places.json"
+
+
+def _address(wiring: Wiring, name: str) -> str:
+    """Changes with where ``name`` leads to by the configuration."""
+    return hashlib.sha256(repr(wiring.settings.destination(name)).encode()).hexdigest()
+
+
+def _remembered(wiring: Wiring) -> dict[str, str]:
+    try:
+        rows = json.loads(_file(wiring).read_bytes())
+        return {name: str(rows[name]["id"]) for name in wiring.settings.destinations
+                if name in rows and rows[name]["address"] == _address(wiring, name)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # it is only what the places themselves say again
+
+
+def _remember(wiring: Wiring, found: Mapping[str, str]) -> None:
+    rows = {name: {"id": place, "address": _address(wiring, name)} for name, place in sorted(found.items())}
+    file = _file(wiring)
+    fresh = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        fresh.replace(file)
+    except OSError as failure:
+        raise RefusedError(f"the spool {file.parent} cannot be used: {failure.strerror or failure}",
+                           hint="make it a writable folder of this user, with room; see spool: in the "
+                                "configuration") from failure

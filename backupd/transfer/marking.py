@@ -1,0 +1,49 @@
+"""Does a mark of deletion stand? Where nothing may be deleted a mark cannot be taken away: a document that takes it
+back lies in its place then, and counts as none."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import datetime
+
+from backupd.model.clock import format_time
+from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.errors import ArchivedError, LockedError, ObjectMissingError
+from backupd.transfer.lease import exists
+from storage import layout
+from storage.destination import Destination
+
+_WITHDRAWN = "withdrawn"
+
+
+def is_marked(destination: Destination, server: str, backup_id: str) -> bool:
+    """Is the backup marked deleted? One request where there is no mark. One that cannot be read counts."""
+    key = layout.mark_key(server, backup_id)
+    return exists(destination, key) and not is_withdrawn(destination, key)
+
+
+def is_withdrawn(destination: Destination, key: str) -> bool:
+    """Was the mark under ``key`` taken back, or away?"""
+    try:
+        with destination.get(key) as stream:
+            return takes_back(parsed(stream.read(), limit=NOTE_LIMIT))
+    except ObjectMissingError:
+        return True
+    except (ArchivedError, ValueError):
+        return False
+
+
+def takes_back(note: object) -> bool:
+    """Does this document stand for a mark that was taken back?"""
+    return isinstance(note, dict) and isinstance(note.get(_WITHDRAWN), str)
+
+
+def withdraw(destination: Destination, server: str, backup_id: str, now: datetime) -> None:
+    """Take the mark away, or back; nothing happens where there is none."""
+    key = layout.mark_key(server, backup_id)
+    try:
+        destination.delete(key)
+    except LockedError:
+        note = {"server": server, "backup": backup_id, _WITHDRAWN: format_time(now)}
+        destination.put(key, io.BytesIO(json.dumps(note, sort_keys=True).encode("ascii")))
