@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from backupd.app.lacking import as_if_there
 from backupd.app.logretention import archive
 from backupd.app.places import require_single
-from backupd.app.retention import as_if_there, foresee
+from backupd.app.retention import foresee
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, warning

@@ -7,7 +7,7 @@ somebody confirmed it: an empty or changed policy must not cost a history.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from backupd.app.adopt import adopt_unknown
 from backupd.app.deletion import DELETED, expected_at, mark_copy, reconcile, sweep_locked
 from backupd.app.keeping import holds_of, kept_anywhere
+from backupd.app.lacking import as_if_there, is_complete, may_come
 from backupd.app.logretention import Archive, Cleared, archive, clear, settled
 from backupd.app.massbrake import refuse_mass, tell_stopped
 from backupd.app.minimums import logs_minimum, minimum_of
@@ -313,16 +314,6 @@ def _stored(wiring: Wiring, server: str, place: str, records: Sequence[BackupRec
         for record in records for copy in record.copies if copy.destination == place)
 
 
-def as_if_there(records: Sequence[BackupRecord], candidates: Iterable[BackupRecord], logs: Archive) -> list[Stored]:
-    """``candidates``, of all the ``records`` of a server, as a destination would have them that does not yet."""
-    lineage = lineages(tuple(records))
-    strange = {name for one in strangers(records) for name in one.backups}
-    return [Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
-                   pinned=record.pinned, bytes=record.stats.bytes_stored, place=logs.places.get(record.id),
-                   table_set=record.table_set, missing=record.tables_missing, lineage=lineage[record.id],
-                   strange=record.id in strange) for record in candidates]
-
-
 def _awaited(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], now: datetime, logs: Archive,
              ) -> dict[str, str]:
     """Backups at ``place`` that another destination of the policy would keep, and has not got: by id, its name."""
@@ -333,34 +324,14 @@ def _awaited(wiring: Wiring, server: str, place: str, records: Sequence[BackupRe
     for name in others:
         if name == place or name not in settings.destinations:
             continue
-        lacking = [record for record in records if _may_come(record, name, by_id)]
-        if not any(_is_complete(record, place) for record in lacking):
+        lacking = [record for record in records if may_come(record, name, by_id)]
+        if not any(is_complete(record, place) for record in lacking):
             continue
         said = _decide(wiring, server, name, records, now, as_if_there(records, lacking, logs), logs, awaiting=False)
         kept = {decision.backup.id for decision in said.kept} & {record.id for record in lacking}
         for backup_id in sorted(kept):
             found[backup_id] = f"{found[backup_id]} and {name}" if backup_id in found else name
     return found
-
-
-def _is_complete(record: BackupRecord, place: str) -> bool:
-    return any(copy.destination == place and copy.state == "complete" for copy in record.copies)
-
-
-def _may_come(record: BackupRecord, place: str, by_id: Mapping[str, BackupRecord]) -> bool:
-    """Was it never at ``place``, and can it come there, with all that it builds on?"""
-    if any(copy.destination == place for copy in record.copies):
-        return False
-    one: BackupRecord | None = record
-    seen: set[str] = set()
-    while one is not None and one.id not in seen:
-        seen.add(one.id)
-        if one.state is not BackupState.COMPLETE or not any(copy.state == "complete" for copy in one.copies):
-            return False
-        if one.parent is None:
-            return True
-        one = by_id.get(one.parent)
-    return False
 
 
 def _proofs(wiring: Wiring, server: str) -> tuple[dict[str, datetime], dict[str, datetime]]:

@@ -131,8 +131,8 @@ def test_rows_of_increments_are_made_again_from_their_manifests(desk: Desk) -> N
     record = desk.records[2]
     desk.wiring.catalog.backups.remove(record.id)
     assert adopt_unknown(desk.wiring, desk.destination) == [record.id]
-    assert desk.wiring.catalog.backups.get(record.id) == replace(record, warnings=desk.wiring.catalog.backups.get(
-        record.id).warnings)
+    found = desk.wiring.catalog.backups.get(record.id)
+    assert found == replace(record, warnings=found.warnings, manifest="")
     assert desk.decide().parent == desk.wiring.catalog.backups.get(record.id)
 
 

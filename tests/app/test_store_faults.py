@@ -40,7 +40,7 @@ from restore.fetch import fetch
 from restore.sources import load_chain
 from storage import layout, s3client, s3upload
 from tests.app.depot import BUCKET, LOCAL, OFFSITE, SERVER, Depot, chain_above, depot, log_of
-from tests.support.dice import rounds, thrown
+from tests.support.dice import SOAK, rounds, thrown
 from tests.support.faultproxy import Fault, FaultProxy, Kind, schedule
 from tests.support.keys import Keys
 from tests.support.s3server import S3Server
@@ -418,6 +418,7 @@ def test_when_the_bucket_is_gone_for_good_the_other_copy_is_restored_and_every_c
         assert time.monotonic() - begun < 3 * LONGEST
 
 
+@SOAK
 def test_a_bucket_that_hangs_for_good_is_given_up_within_the_bound_by_everything_that_asks_it(
         tmp_path: Path, keys: Keys, s3_server: S3Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path / "hangs", keys, s3_server, proxy, monkeypatch) as one:

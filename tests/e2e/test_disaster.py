@@ -20,6 +20,7 @@ from backupd.model.clock import format_time
 from tests.e2e.archived import Archive
 from tests.e2e.house import BACKUPD, SERVER, House
 from tests.support import sample
+from tests.support.dice import SOAK
 from tests.support.keys import Keys, copy_public, gpg, make_home, make_key, stop_agent
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
@@ -185,6 +186,7 @@ def test_from_a_bucket_the_last_moment_comes_back(base: Path, keys: Keys, s3_ser
     drill(house, before, keys, text, "latest", before.last, PrivateServer)
 
 
+@SOAK
 @pytest.mark.skipif(bool(MYSQL_CLONE.why_not()), reason=MYSQL_CLONE.why_not() or "it can run")
 def test_of_mysql_everything_that_was_known_is_known_again(base: Path, keys: Keys) -> None:
     with MYSQL_CLONE.make(options={"gtid_mode": "ON", "enforce_gtid_consistency": "ON"}) as server:

@@ -89,6 +89,7 @@ def wait_for(catalog: Catalog, moment: datetime) -> None:
     until(lambda: reached(catalog, moment), lambda: str(catalog.binlogs.runs(SERVER, "away")))
 
 
+@SOAK
 def test_the_service_copies_verifies_and_follows_by_itself(followed: House) -> None:
     house = followed
     with catalog_of(house) as catalog, serving(house):
