@@ -328,8 +328,8 @@ class Policy(Section):
                                    description="What counts as protected.")
     signed: bool = Field(
         False, examples=[True],
-        description="Manifests of backups and of binary logs are signed with encryption.signing_key, and none that is "
-                    "unsigned or altered is believed.")
+        description="Manifests of backups and of binary logs, proofs, and copies of catalog and configuration are "
+                    "signed with encryption.signing_key, and none that is unsigned or altered is believed.")
     timing: Timing = Field(default_factory=lambda: Timing.model_validate({}),
                            description="What holds for all schedules.")
     retry: Retry = Field(default_factory=lambda: Retry.model_validate({}), description="What happens after a failure.")

@@ -14,9 +14,9 @@ from backupd.model.job import JobKind
 from tests.e2e.house import SERVER, House
 from tests.e2e.service import ONCE_A_YEAR, catalog_of, enqueue, serving, until
 from tests.support.dice import SOAK
-from tests.support.mariadb import PrivateServer
+from tests.support.mariadb import SERVICE_PASSWORD, PrivateServer
 from tests.support.s3server import S3Server
-from tests.support.sample import checksum_everything
+from tests.support.sample import MARKER, checksum_everything
 
 
 def with_other(house: House, described: dict[str, object], policy: str) -> None:
@@ -34,6 +34,23 @@ def equal_to_source(house: House, datadir: Path) -> bool:
         return sums == checksum_everything(connection)
 
 
+CLEAR = ("/manifest.json", "/RUNBOOK.md", "/segment.json", "/branch.json", "repository.json", "RECOVER.md")
+"""What is readable without a key at a destination: it names ids, servers, sizes and digests, nothing from within."""
+
+
+def assert_all_is_sealed(bucket: Path) -> None:
+    """Every object is an OpenPGP message (RFC 4880, 4.2: a session key's packet comes first), or one of ``CLEAR``."""
+    found = [path for path in bucket.rglob("*") if path.is_file()]
+    sealed = [path for path in found if not path.as_posix().endswith(CLEAR)]
+    assert len(sealed) > 5
+    for path in found:
+        content = path.read_bytes()
+        assert path not in sealed or content[0] in (0x84, 0x85, 0xC1), path
+        assert MARKER.encode() not in content, path
+        assert SERVICE_PASSWORD.encode() not in content, path
+        assert b"letters" not in content, f"{path} names a table"
+
+
 def test_a_backup_on_s3_goes_on_with_a_restore_whose_first_place_dies_in_the_middle_of_it(
         house: House, s3_server: S3Server) -> None:
     with_other(house, s3_server.bucket("others"),
@@ -47,6 +64,8 @@ def test_a_backup_on_s3_goes_on_with_a_restore_whose_first_place_dies_in_the_mid
     assert listed["protected"]
     assert {copy["destination"] for copy in listed["copies"] if copy["verified_at"]} == {"local", "away"}
     assert "+protected" in house.run("backups", SERVER).out
+    house.ok("catalog", "copy")
+    assert_all_is_sealed(s3_server.folder / "others")
     assert house.fsck() == []
     assert house.ok("replicate", SERVER, "--to", "away")[0]["copied"] == []
 
