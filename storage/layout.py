@@ -298,11 +298,6 @@ def is_copy(key: str) -> bool:
     return copy_of(key) is not None or proof_of(key) is not None
 
 
-def is_signature(key: str) -> bool:
-    """Does the signature of a document of record lie under ``key``?"""
-    return key.endswith(SIGNATURE) and signed_of(key.removesuffix(SIGNATURE)) is not None
-
-
 # What outlives a lost catalog
 
 def proof_key(server: str, proof_id: str) -> str:

@@ -6,16 +6,13 @@ What was told stands in the catalog's events, so a restart neither repeats nor f
 
 from __future__ import annotations
 
-import logging
-import threading
-import traceback
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from backupd.app.forecast import SOON, Forecast, forecast
 from backupd.app.incidents import Pair
-from backupd.app.logs import say
+from backupd.app.lookout import Lookout
 from backupd.app.wiring import Wiring
-from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 
 FILLING = Pair("destination-filling", "destination-has-room")
@@ -30,40 +27,19 @@ _CALM = 5
 _REMEMBERED = 500
 
 
-class FillingWatch:
-    """Looks at every destination now and then, in a thread of its own: a place may take its time to answer."""
+class FillingWatch(Lookout):
+    """Looks at every destination: a place may take its time to answer."""
 
     def __init__(self) -> None:
-        self._due: datetime | None = None
-        self._thread: threading.Thread | None = None
-        self._trouble = ""
+        super().__init__("forecast", EVERY)
 
-    def look(self, wiring: Wiring, now: datetime) -> None:
-        """Begin, if it is time for it and the last time is over."""
-        soon = self._due is not None and timedelta(0) < self._due - now <= EVERY
-        if soon or (self._thread is not None and self._thread.is_alive()):
-            return
-        self._due = now + EVERY
-        # A daemon thread: the service may end in the middle, and the next one looks again.
-        self._thread = threading.Thread(target=self.step, args=(wiring, now), name="filling", daemon=True)
-        self._thread.start()
+    def _names(self, wiring: Wiring) -> Iterable[str]:
+        return wiring.settings.destinations
 
-    def step(self, wiring: Wiring, now: datetime) -> None:
-        """One look at every destination. What fails is logged, once, and tried again."""
-        troubles = []
-        for name in wiring.settings.destinations:
-            try:
-                found = forecast(wiring, name)
-                if found is not None:
-                    tell(wiring, found, now)
-            except BackupdError as error:
-                troubles.append(f"{name}: {error}")
-            except Exception as error:  # noqa: BLE001  one place's rows must not be the others' trouble; all is told
-                troubles.append(f"{name}: {''.join(traceback.format_exception(error))}")
-        trouble = "\n".join(troubles)
-        if trouble and trouble != self._trouble:
-            say("forecast-trouble", trouble, level=logging.WARNING)
-        self._trouble = trouble
+    def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
+        found = forecast(wiring, name)
+        if found is not None:
+            tell(wiring, found, now)
 
 
 def tell(wiring: Wiring, found: Forecast, now: datetime) -> None:

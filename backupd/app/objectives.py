@@ -6,18 +6,14 @@ by what restores took so far.
 
 from __future__ import annotations
 
-import logging
-import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 
 from backupd.app.incidents import PLACE_RPO, RPO, RTO, Incidents, Pair
-from backupd.app.logs import say
+from backupd.app.lookout import Lookout
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.model.clock import format_time
-from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
 from backupd.model.units import format_duration
 from backupd.recovery.timeline import Timeline
@@ -35,43 +31,20 @@ Told = tuple[Pair, Event, bool]
 """An incident's pair, what to say of it, and whether it is broken."""
 
 
-class ObjectivesWatch:
-    """Looks at every server now and then, in a thread of its own, so that the service goes on meanwhile."""
+class ObjectivesWatch(Lookout):
+    """Looks at every server."""
 
     def __init__(self, read: Read) -> None:
+        super().__init__("objectives", EVERY)
         self._read = read
         self._incidents: Incidents | None = None
         self._kept_since: dict[tuple[Pair, str, str], datetime] = {}
-        self._due: datetime | None = None
-        self._thread: threading.Thread | None = None
-        self._trouble = ""
 
-    def look(self, wiring: Wiring, now: datetime) -> None:
-        """Begin, if it is time for it and the last time is over."""
-        soon = self._due is not None and timedelta(0) < self._due - now <= EVERY
-        if soon or (self._thread is not None and self._thread.is_alive()):
-            return
-        self._due = now + EVERY
-        # A daemon thread: the service may end in the middle, and the next one looks again.
-        self._thread = threading.Thread(target=self.step, args=(wiring, now), name="objectives", daemon=True)
-        self._thread.start()
+    def _names(self, wiring: Wiring) -> Iterable[str]:
+        return wiring.settings.servers
 
-    def step(self, wiring: Wiring, now: datetime) -> None:
-        """One look at every server. What fails is logged, once, and tried again."""
-        troubles = []
-        for name in wiring.settings.servers:
-            try:
-                self._look(wiring, wiring.settings.server(name), now)
-            except BackupdError as error:
-                troubles.append(f"{name}: {error}")
-            except Exception as error:  # noqa: BLE001  one server's rows must not be the others' trouble; all is told
-                troubles.append(f"{name}: {''.join(traceback.format_exception(error))}")
-        trouble = "\n".join(troubles)
-        if trouble and trouble != self._trouble:
-            say("objectives-trouble", trouble, level=logging.WARNING)
-        self._trouble = trouble
-
-    def _look(self, wiring: Wiring, server: ServerSettings, now: datetime) -> None:
+    def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
+        server = wiring.settings.server(name)
         if not server.usable:
             return
         if self._incidents is None:

@@ -6,20 +6,17 @@ that failed is due again, when the service has started, and each hour in any cas
 
 from __future__ import annotations
 
-import logging
-import threading
-import traceback
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from backupd.app.incidents import Incidents
-from backupd.app.logs import say
+from backupd.app.lookout import Lookout
 from backupd.app.protection import look as look_at_protection
 from backupd.app.replication import retry_at
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.catalog.jobs import OPEN
 from backupd.model.backup import BackupRecord, BackupState
-from backupd.model.errors import BackupdError
 from backupd.model.hold import EVERY_SERVER, HoldKind
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -30,43 +27,20 @@ LEG = "replicate/"
 """What the leg of its jobs begins with; the name of the destination follows."""
 
 
-class ReplicaWatch:
-    """Looks now and then, in a thread of its own, so that the service goes on meanwhile."""
+class ReplicaWatch(Lookout):
+    """Looks at every server."""
 
     def __init__(self) -> None:
+        super().__init__("replication", EVERY)
         self._seen: dict[tuple[str, str], frozenset[str]] = {}
         self._queued: dict[tuple[str, str], datetime] = {}
         self._incidents: Incidents | None = None
-        self._due: datetime | None = None
-        self._thread: threading.Thread | None = None
-        self._trouble = ""
 
-    def look(self, wiring: Wiring, now: datetime) -> None:
-        """Begin, if it is time for it and the last time is over."""
-        soon = self._due is not None and timedelta(0) < self._due - now <= EVERY
-        if soon or (self._thread is not None and self._thread.is_alive()):
-            return
-        self._due = now + EVERY
-        # A daemon thread: the service may end in the middle, and the next one looks again.
-        self._thread = threading.Thread(target=self.step, args=(wiring, now), name="replicas", daemon=True)
-        self._thread.start()
+    def _names(self, wiring: Wiring) -> Iterable[str]:
+        return wiring.settings.servers
 
-    def step(self, wiring: Wiring, now: datetime) -> None:
-        """One look at every server. What fails is logged, once, and tried again."""
-        troubles = []
-        for name in wiring.settings.servers:
-            try:
-                self._look(wiring, wiring.settings.server(name), now)
-            except BackupdError as error:
-                troubles.append(f"{name}: {error}")
-            except Exception as error:  # noqa: BLE001  one server's rows must not be the others' trouble; all is told
-                troubles.append(f"{name}: {''.join(traceback.format_exception(error))}")
-        trouble = "\n".join(troubles)
-        if trouble and trouble != self._trouble:
-            say("replication-trouble", trouble, level=logging.WARNING)
-        self._trouble = trouble
-
-    def _look(self, wiring: Wiring, server: ServerSettings, now: datetime) -> None:
+    def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
+        server = wiring.settings.server(name)
         if not server.usable:
             return
         if self._incidents is None:

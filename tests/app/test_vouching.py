@@ -116,7 +116,7 @@ def test_proofs_and_copies_that_are_older_than_the_signatures_are_put_anew_signe
         assert [one.proofs for one in write_copies(strict, now=True)] == [1, 1]
         assert proofdoc.unsigned(beneath, SERVER) == set()
         assert [(one.proofs, one.configuration) for one in write_copies(strict, now=True)] == [(0, ""), (0, "")]
-        (signature,) = [info.key for info in beneath.list(layout.CONFIGURATIONS) if layout.is_signature(info.key)]
+        (signature,) = [info.key for info in beneath.list(layout.CONFIGURATIONS) if info.key.endswith(layout.SIGNATURE)]
         beneath.delete(signature)
         assert write_copies(strict, now=True)[0].configuration != "", "what nobody would believe is no copy"
 
