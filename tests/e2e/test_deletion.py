@@ -100,7 +100,9 @@ def test_a_backup_whose_files_are_gone_can_be_forgotten(house: House) -> None:
 def test_verify_of_an_unmounted_destination_marks_nothing(house: House) -> None:
     record = house.backup()
     house.repository.rename(house.base / "away")
-    assert "not mounted" in house.fails("verify", SERVER).all
+    told = house.fails("verify", SERVER).all
+    assert "NOT READ: local" in told
+    assert "nothing was marked" in told
     (house.base / "away").rename(house.repository)
     assert house.ok("plan", SERVER, "--to", "latest")["backup"] == record["id"]
 
