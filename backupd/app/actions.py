@@ -6,23 +6,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from backupd.app import retention, verification
-from backupd.app.backups import take_backup
-from backupd.app.bootstrap import after_job
 from backupd.app.jobs import live
-from backupd.app.keys import issue_due
-from backupd.app.logical import accepts_missing
-from backupd.app.proving import test_restore
-from backupd.app.replication import Replicated, bring_up_to_date
 from backupd.app.run import JobRun, Result
 from backupd.app.wiring import Wiring, owner
-from backupd.app.witnesses import take_witness
 from backupd.model.backup import BackupKind
 from backupd.model.errors import BackupdError, DamagedError, RefusedError
 from backupd.model.job import JobKind
 from backupd.model.progress import Report, silent
 from backupd.model.proof import UNDECIDED, Phase, Proof
+
+if TYPE_CHECKING:
+    from backupd.app import verification
+    from backupd.app.replication import Replicated
 
 Action = Callable[[Wiring, JobRun], Result]
 
@@ -47,6 +44,10 @@ _BACKUP_PHASES = {BackupKind.PHYSICAL_FULL: "backup", BackupKind.PHYSICAL_INCREM
 
 
 def _backup(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app.backups import take_backup
+    from backupd.app.bootstrap import after_job
+    from backupd.app.logical import accepts_missing
+
     begun = time.monotonic()
     made = take_backup(wiring, run.job.server, BackupKind(run.job.kind), run)
     seconds = time.monotonic() - begun
@@ -60,6 +61,8 @@ def _backup(wiring: Wiring, run: JobRun) -> Result:
 
 
 def _test_restore(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app.proving import test_restore
+
     policy = wiring.settings.server(run.job.server).policy.test_restore
     target = str(run.job.arguments.get("target") or (policy.target if policy is not None else "latest"))
     return of_proof(test_restore(wiring, run.job.server, target, run.report))
@@ -82,6 +85,8 @@ def of_proof(proof: Proof) -> Result:
 
 
 def _verify(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app import verification
+
     begun = time.monotonic()
     subset, seconds = run.job.arguments.get("subset"), run.job.arguments.get("period")
     period = timedelta(seconds=seconds) if seconds else None
@@ -106,17 +111,23 @@ def of_verification(outcome: verification.VerifyOutcome) -> Result:
 
 
 def _witness(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app.witnesses import take_witness
+
     begun = time.monotonic()
     witness_id = take_witness(wiring, run)
     return Result(witness_id, phases=(Phase("witness", time.monotonic() - begun),))
 
 
 def _challenge(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app.keys import issue_due
+
     issue_due(wiring, run)
     return Result()
 
 
 def _retention(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app import retention
+
     retention.apply(wiring, run.job.server, run, really=bool(run.job.arguments.get("really")))
     if run.job.server in wiring.settings.servers:
         return Result()
@@ -125,6 +136,8 @@ def _retention(wiring: Wiring, run: JobRun) -> Result:
 
 
 def _replicate(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app.replication import bring_up_to_date
+
     return of_replication(bring_up_to_date(wiring, run.job.server, str(run.job.arguments["destination"]), run))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -90,3 +91,17 @@ class BackupRecord:
             "protected": self.protected,
             "copies": [copy.as_json() for copy in self.copies],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class BackupDetail:
+    """A backup's record with what its manifest adds: how many objects, for which keys."""
+
+    record: BackupRecord
+    objects: int
+    recipients: Sequence[str]
+    codec: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {**self.record.as_json(), "objects": self.objects, "recipients": list(self.recipients),
+                "codec": self.codec}
