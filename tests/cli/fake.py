@@ -190,9 +190,10 @@ class FakeService:
         self._note("verify", server, subset)
         damage = {
             "destination": "local", "key": "objects/ab/abcd", "problem": "its SHA-256 differs",
-            "backups": [record().id],
+            "backups": [record().id], "repaired_from": None, "trouble": "no other copy",
         }  # fmt: skip
-        content = {"ok": self.sound, "backups": [record().id], "objects": 812, "bytes": 2**30}
+        content = {"ok": self.sound, "backups": [record().id], "objects": 812, "bytes": 2**30, "cold": 0, "unseen": 0,
+                   "samples": []}
         return Document(content | {"damages": [] if self.sound else [damage]}, ok=self.sound)
 
     def fsck(self, repair: bool) -> Document:

@@ -51,9 +51,12 @@ def test_objects_damaged_in_one_place_are_read_from_the_other_and_both_are_told_
     outcome = twice.restore(twice.base / "restored")
     assert any("local" in text for text in outcome["warnings"])
     assert equal_to_source(twice, twice.base / "restored")
-    found = twice.fails("verify", SERVER).all
-    assert "local:" in found
-    assert "away:" in found
+    mended = twice.run("verify", SERVER)
+    assert mended.code == 0, mended.all
+    assert "local:" in mended.all
+    assert "away:" in mended.all
+    assert twice.ok("verify", SERVER)["damages"] == []
+    assert twice.fsck() == []
 
 
 def test_a_second_backup_reuses_objects_in_both_places(twice: House) -> None:
