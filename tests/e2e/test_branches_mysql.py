@@ -51,6 +51,7 @@ def test_after_a_reset_the_same_gtids_are_on_two_branches_and_each_is_reached_by
     source.is_restored(f"gtid:{before.executed}@{old['id']}", "before")
 
 
+@SOAK
 def test_a_server_that_was_restored_under_its_own_name_gives_the_same_gtids_and_nothing_is_mixed(
         source: Source) -> None:
     house, server = source.house, source.server

@@ -139,6 +139,7 @@ def base(short_tmp: Path) -> Path:
     return short_tmp
 
 
+@SOAK
 def test_from_a_folder_whose_manifests_are_signed_a_moment_between_two_backups_comes_back(
         base: Path, keys: Keys) -> None:
     with PrivateServer() as server, signer(keys) as (home, key):

@@ -338,6 +338,7 @@ def breaks(few: int) -> bool:
     return False
 
 
+@SOAK
 def test_without_waiting_for_sweeps_an_undelete_promises_what_it_cannot_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remove_module, "await_sweeps", lambda *_places, **_how: None)
     assert breaks(3000)
