@@ -28,7 +28,7 @@ def encrypted(homes: Homes, content: bytes, *options: str, recipient: str = "") 
 def refused(homes: Homes, stored: bytes, *, limit: int = 10_000_000) -> BackupdError:
     with pytest.raises(BackupdError) as caught:
         Unsealer(homes.both).unseal(stored, limit=limit)
-    assert isinstance(caught.value, DamagedError | KeyUnusableError), caught.value
+    assert isinstance(caught.value, DamagedError | KeyUnusableError), str(caught.value)
     return caught.value
 
 
