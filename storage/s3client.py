@@ -34,6 +34,8 @@ READ_SECONDS = 20.0
 BEGIN_SECONDS = 22.0
 """No attempt begins later than this after the first: with the two above, an answer or an error within a minute, even
 where the first attempt hung."""
+PATIENT_SECONDS = 600.0
+"""For the one request that a server may answer late: to put the parts of a large object together."""
 ATTEMPTS = 6
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
@@ -55,7 +57,7 @@ class Bucket:
         self._read_seconds = read_seconds
         self._begin_seconds = begin_seconds
         self._lock = threading.Lock()
-        self._client: S3Client | None = None
+        self._clients: dict[bool, S3Client] = {}
 
     @property
     def name(self) -> str:
@@ -71,16 +73,17 @@ class Bucket:
         return self.prefix + key
 
     def call(self, doing: str, ask: Callable[[S3Client], Result], *, key: str | None = None,
-             expect: Callable[[ClientError], bool] | None = None, begun: float | None = None) -> Result:
+             expect: Callable[[ClientError], bool] | None = None, begun: float | None = None,
+             patient: bool = False) -> Result:
         """What ``ask`` gives, asked again while that may help. ``ask`` must be safe to repeat.
 
         Raises our error for what ``doing`` (with ``key``) failed; a ClientError as it is where ``expect`` says so.
-        ``begun`` (monotonic): since when this has been tried already.
+        ``begun`` (monotonic): since when this has been tried already. ``patient``: a server may take minutes to answer.
         """
         begun = time.monotonic() if begun is None else begun
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return ask(self._made())
+                return ask(self._made(patient=patient))
             except (BotoCoreError, ClientError, HTTPError, OSError) as error:
                 if isinstance(error, ClientError) and expect is not None and expect(error):
                     raise
@@ -97,15 +100,15 @@ class Bucket:
     def close(self) -> None:
         """Give the connections back. The next call makes new ones."""
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
             client.close()
 
-    def _made(self) -> S3Client:
+    def _made(self, *, patient: bool) -> S3Client:
         with self._lock:
-            if self._client is None:
-                self._client = _client(self.config, self._read_seconds)
-            return self._client
+            if patient not in self._clients:
+                self._clients[patient] = _client(self.config, PATIENT_SECONDS if patient else self._read_seconds)
+            return self._clients[patient]
 
 
 def pause_after(attempt: int) -> float:

@@ -95,25 +95,26 @@ class Upload:
 
         return self._commit(ask) or self._replace(ask, digest.hexdigest()) or Uploaded(len(data), "")
 
-    def _commit(self, ask: Callable[[S3Client, Mapping[str, Any]], Result]) -> Result | None:
+    def _commit(self, ask: Callable[[S3Client, Mapping[str, Any]], Result], *, patient: bool = False) -> Result | None:
         """The last request of a put. None when the key is taken and was not to be."""
         if self._taken is not None and self._bucket.knows_conditions:
             try:
-                return self._bucket.call(self._doing, lambda client: ask(client, {"IfNoneMatch": "*"}),
+                return self._bucket.call(self._doing, lambda client: ask(client, {"IfNoneMatch": "*"}), patient=patient,
                                          expect=lambda error: is_taken(error) or _may_not_know(error))
             except ClientError as error:
                 if is_taken(error):
                     return None
-            found = self._bucket.call(self._doing, lambda client: ask(client, {}))
+            found = self._bucket.call(self._doing, lambda client: ask(client, {}), patient=patient)
             self._bucket.knows_conditions = False
             return found
-        return self._bucket.call(self._doing, lambda client: ask(client, {}))
+        return self._bucket.call(self._doing, lambda client: ask(client, {}), patient=patient)
 
-    def _replace(self, ask: Callable[[S3Client, Mapping[str, Any]], Result], sha256: str) -> Result | None:
+    def _replace(self, ask: Callable[[S3Client, Mapping[str, Any]], Result], sha256: str, *,
+                 patient: bool = False) -> Result | None:
         """What to do about a key that is taken. None when the same is there."""
         if self._taken is None or self._taken(sha256, self._token):
             return None
-        return self._bucket.call(self._doing, lambda client: ask(client, {}))
+        return self._bucket.call(self._doing, lambda client: ask(client, {}), patient=patient)
 
     # In parts
 
@@ -129,7 +130,7 @@ class Upload:
             def ask(client: S3Client, condition: Mapping[str, Any]) -> Uploaded:
                 return Uploaded(size, self._complete(client, upload, sent, condition))
 
-            done = self._commit(ask) or self._replace(ask, whole)
+            done = self._commit(ask, patient=True) or self._replace(ask, whole, patient=True)
             if done is None:
                 self._abort(upload)
             return done or Uploaded(size, "")

@@ -189,7 +189,7 @@ def test_an_answer_that_names_another_checksum_is_not_believed(
         s3_server: S3Server, content: bytes) -> None:
     other = base64.b64encode(hashlib.sha256(b"other").digest()).decode()
     with opened(config(s3_server)) as destination:
-        client = destination._bucket._made()
+        client = destination._bucket._made(patient=False)
         client.meta.events.register("after-call.s3.UploadPart",
                                     lambda parsed, **_others: parsed.update(ChecksumSHA256=other))
         with pytest.raises(DestinationError, match="failed") as caught:
