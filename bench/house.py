@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.measure import Run, timed
 from tests.support.keys import Keys
+from tests.support.places import DATABASE_USER
 from tests.support.server import Server
 
 BACKUPD = str(Path(sys.executable).with_name("backupd"))
@@ -71,3 +72,22 @@ class House:
 
     def unseal(self, path: str) -> str:
         return f"gpg --homedir {self.keys.secret_home} --batch --no-tty --quiet -d {path} | zstd -q -d"
+
+    def restore_by_hand(self, opened: str) -> Run:
+        """What an administrator types: ``opened`` (words of a shell) gives the stream of mariadb-backup, which is
+        unpacked, prepared, handed over and started; until the server answers."""
+        target, socket = self.base / "plain", self.base / "plain.sock"
+        script = (
+            f"( mkdir {target} && {opened} | mbstream -x -C {target} && "
+            f"mariadb-backup --prepare --use-memory=1G --target-dir={target} && "
+            f"chown -R {DATABASE_USER}: {target} && "
+            f"setpriv --reuid {DATABASE_USER} --regid {DATABASE_USER} --init-groups mariadbd --no-defaults "
+            f"--datadir={target} --socket={socket} --skip-networking --pid-file={target}/pid "
+            f") >{self.base}/plain.log 2>&1 & "
+            f"until mariadb-admin --no-defaults --socket={socket} ping >/dev/null 2>&1; "
+            "do kill -0 $! || exit 1; sleep 0.02; done")
+        try:
+            return timed(["bash", "-o", "pipefail", "-c", script])
+        finally:
+            timed(["mariadb-admin", "--no-defaults", f"--socket={socket}", "shutdown"])
+            shutil.rmtree(target, ignore_errors=True)

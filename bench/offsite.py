@@ -21,7 +21,7 @@ from bench.house import SOURCE, House
 from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import Keys, operator_keys
 from tests.support.mariadb import PrivateServer
-from tests.support.places import DATABASE_USER, short_directory
+from tests.support.places import short_directory
 from tests.support.s3server import S3Server
 from tests.support.sample import create
 from tests.support.server import Server
@@ -51,22 +51,7 @@ class Bench(House):
         return timed(["bash", "-o", "pipefail", "-c", script])
 
     def pipe_restore(self) -> Run:
-        """Until the server answers."""
-        target, socket = self.base / "plain", self.base / "plain.sock"
-        script = (
-            f"( mkdir {target} && {self._aws} {_PLACE} - | {self.unseal('-')} | mbstream -x -C {target} && "
-            f"mariadb-backup --prepare --use-memory=1G --target-dir={target} && "
-            f"chown -R {DATABASE_USER}: {target} && "
-            f"setpriv --reuid {DATABASE_USER} --regid {DATABASE_USER} --init-groups mariadbd --no-defaults "
-            f"--datadir={target} --socket={socket} --skip-networking --pid-file={target}/pid "
-            f") >{self.base}/plain.log 2>&1 & "
-            f"until mariadb-admin --no-defaults --socket={socket} ping >/dev/null 2>&1; "
-            "do kill -0 $! || exit 1; sleep 0.02; done")
-        try:
-            return timed(["bash", "-o", "pipefail", "-c", script])
-        finally:
-            timed(["mariadb-admin", "--no-defaults", f"--socket={socket}", "shutdown"])
-            shutil.rmtree(target, ignore_errors=True)
+        return self.restore_by_hand(f"{self._aws} {_PLACE} - | {self.unseal('-')}")
 
     def fresh_repository(self) -> None:
         """An empty bucket, and a catalog that knows nothing."""

@@ -23,7 +23,7 @@ from bench.house import House
 from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import operator_keys
 from tests.support.mariadb import PrivateServer
-from tests.support.places import DATABASE_USER, make_short_directory
+from tests.support.places import make_short_directory
 from tests.support.sample import create
 
 LEVEL = 1
@@ -42,23 +42,7 @@ class Bench(House):
         return timed(["bash", "-o", "pipefail", "-c", script])
 
     def pipe_restore(self) -> Run:
-        """Unpack, prepare, hand over, start; until the server answers."""
-        target = self.base / "plain"
-        socket = self.base / "plain.sock"
-        script = (
-            f"( mkdir {target} && {self.unseal(f'{self.base}/full.xb.zst.gpg')} | mbstream -x -C {target} && "
-            f"mariadb-backup --prepare --use-memory=1G --target-dir={target} && "
-            f"chown -R {DATABASE_USER}: {target} && "
-            f"setpriv --reuid {DATABASE_USER} --regid {DATABASE_USER} --init-groups mariadbd --no-defaults "
-            f"--datadir={target} --socket={socket} --skip-networking --pid-file={target}/pid "
-            f") >{self.base}/plain.log 2>&1 & "
-            f"until mariadb-admin --no-defaults --socket={socket} ping >/dev/null 2>&1; "
-            "do kill -0 $! || exit 1; sleep 0.02; done")
-        try:
-            return timed(["bash", "-o", "pipefail", "-c", script])
-        finally:
-            timed(["mariadb-admin", "--no-defaults", f"--socket={socket}", "shutdown"])
-            shutil.rmtree(target, ignore_errors=True)
+        return self.restore_by_hand(self.unseal(f"{self.base}/full.xb.zst.gpg"))
 
     def our_restore(self) -> tuple[Run, Run]:
         """The whole restore, and the same without its phase ``verified`` (CHECK TABLE), which the pipe does not do."""
