@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.model.units import format_size, parse_size
-from bench import logical, looking, onetable, replaying, scheduling, solving, streaming, timeline
+from bench import logical, looking, offsite, onetable, replaying, scheduling, solving, streaming, timeline
 from bench.house import House
 from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import operator_keys
@@ -115,7 +115,8 @@ def main() -> None:
     small = options.size < logical.SIZE
     text = "\n\n".join([
         table(rows), *(other.main() for other in others), logical.main(min(options.size, logical.SIZE), options.rounds),
-        onetable.main(options.size if small else onetable.SIZE, options.rounds)])
+        onetable.main(options.size if small else onetable.SIZE, options.rounds),
+        offsite.main(options.size, options.rounds)])
     print(text)
     print(json.dumps({"size": options.size, "rounds": options.rounds, "machine": machine(), "rows": rows}))
     if options.write:
