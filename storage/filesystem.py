@@ -162,7 +162,7 @@ class FilesystemDestination:
             # The order of deletions is what keeps a power cut harmless (manifest before objects), and an object that
             # comes back is only garbage again: so objects alone go without waiting for the disk.
             if not key.startswith(layout.OBJECTS):
-                self._folder.sync(path.parent)
+                self._folder.sync_removal(path.parent)
                 self._folder.prune(path.parent)
 
     def space(self) -> Space | None:

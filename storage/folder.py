@@ -175,6 +175,16 @@ class Folder:
             folder.chmod(FOLDER_MODE)  # mkdir's mode is cut by the umask
             self.sync(folder.parent)
 
+    def sync_removal(self, folder: Path) -> None:
+        """Make a removal in ``folder`` durable, also when somebody removed the emptied folder meanwhile."""
+        while True:
+            try:
+                return self.sync(folder)
+            except FileNotFoundError:
+                if folder == self.root:
+                    raise
+                folder = folder.parent
+
     @staticmethod
     def sync(folder: Path) -> None:
         """Make renames, new names and removals in ``folder`` durable."""
@@ -187,11 +197,11 @@ class Folder:
     def move(self, temporary: Temporary, target: Path) -> None:
         """Give a complete temporary file its final name, durably, in place of what had it."""
         while True:
-            self.make(target.parent)
             try:
+                self.make(target.parent)
                 temporary.path.replace(target)
             except FileNotFoundError:
-                # Somebody removed the folder because it was empty, just before. A gone root ends the loop.
+                # Somebody removed a folder because it was empty, just before. A gone root ends the loop.
                 if not temporary.path.exists() or not self.is_initialised():
                     raise
                 continue
