@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, ClassVar, Literal
-from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
+from policies.access import Api
+from policies.alerts import Alerts
 from policies.archiving import Archive
-from policies.fields import BASE, Duration, LocalPath, Name, Percent, Section, Size, TimeZone, Words, local_path
+from policies.fields import (
+    BASE,
+    KEPT_IN_FILE,
+    Duration,
+    LocalPath,
+    Name,
+    Percent,
+    Section,
+    Size,
+    TimeZone,
+    Words,
+    has_password,
+    local_path,
+)
 from storage.config import FilesystemConfig, S3Config, SftpConfig
-
-_FILE = ("secrets stay out of this file: put it into a file that only the service can read (mode 0600) "
-         "and name that as {}")
 
 
 def _catalog(text: object, info: ValidationInfo) -> str:
@@ -28,44 +39,9 @@ def _catalog(text: object, info: ValidationInfo) -> str:
             raise ValueError("needs the path of a file: sqlite:////var/lib/backupd/catalog.db")
         context = info.context
         return f"sqlite:///{local_path(rest[1:], context.get(BASE) if isinstance(context, dict) else None)}"
-    if _has_password(text):
+    if has_password(text):
         raise ValueError("secrets stay out of this file: name a password file with ?passfile=/etc/backupd/pgpass "
                          "(https://www.postgresql.org/docs/current/libpq-pgpass.html)")
-    return text
-
-
-def _has_password(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        raise ValueError("is not a URL") from None
-    return parts.password is not None or "password" in parse_qs(parts.query)
-
-
-def _smtp(text: str) -> str:
-    if _has_password(text):
-        raise ValueError(_FILE.format("password_file"))
-    parts = urlsplit(text)
-    try:
-        port = parts.port
-    except ValueError:
-        port = 0
-    if parts.scheme not in {"smtp", "smtps"} or not parts.hostname or port == 0:
-        raise ValueError("must be smtp://HOST:PORT or smtps://HOST:PORT")
-    return text
-
-
-def _listen(text: str) -> str:
-    host, found, port = text.rpartition(":")
-    if not found or not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
-        raise ValueError("must be ADDRESS:PORT, as in 127.0.0.1:8642 or [::1]:8642")
-    return text
-
-
-def _address(text: str) -> str:
-    name, found, domain = text.rpartition("@")
-    if not found or not name or not domain or any(c.isspace() or c in "<>," for c in text):
-        raise ValueError(f"{text!r} is not a mail address: write name@example.com")
     return text
 
 
@@ -79,8 +55,6 @@ def _fingerprint(text: str) -> str:
 Fingerprint = Annotated[str, AfterValidator(_fingerprint),
                         WithJsonSchema({"type": "string", "format": "fingerprint"})]
 CatalogUrl = Annotated[str, BeforeValidator(_catalog), WithJsonSchema({"type": "string", "format": "URL"})]
-SmtpUrl = Annotated[str, AfterValidator(_smtp), WithJsonSchema({"type": "string", "format": "URL"})]
-MailAddress = Annotated[str, AfterValidator(_address), WithJsonSchema({"type": "string", "format": "mail address"})]
 
 
 class Server(Section):
@@ -89,8 +63,8 @@ class Server(Section):
     Without `socket` and `host` the option file decides, else it is the usual socket.
     """
 
-    refused: ClassVar = {"password": _FILE.format("password_file, or under [client] in defaults_file"),
-                         "pass": _FILE.format("password_file"),
+    refused: ClassVar = {"password": KEPT_IN_FILE.format("password_file, or under [client] in defaults_file"),
+                         "pass": KEPT_IN_FILE.format("password_file"),
                          "datadir": "the server itself tells where its data is"}
 
     socket: LocalPath | None = Field(None, description="Its Unix socket.", examples=["/run/mysqld/mysqld.sock"])
@@ -143,7 +117,7 @@ class S3Destination(S3Config):
 
     refused: ClassVar = dict.fromkeys(
         ("secret_access_key", "access_key_id", "access_key", "secret_key", "aws_access_key_id",
-         "aws_secret_access_key"), _FILE.format("credentials_file"))
+         "aws_secret_access_key"), KEPT_IN_FILE.format("credentials_file"))
 
     ca_file: LocalPath | None = Field(
         None, description="A file of the certificates to trust for it, instead of the usual.",
@@ -239,7 +213,7 @@ class Scratch(Section):
 class Restore(Section):
     """What restores need. A machine that only takes backups does not have it, and should not."""
 
-    refused: ClassVar = {"passphrase": _FILE.format("passphrase_file")}
+    refused: ClassVar = {"passphrase": KEPT_IN_FILE.format("passphrase_file")}
 
     gnupg_home: LocalPath = Field(description="GnuPG's home with the private key.",
                                   examples=["/etc/backupd/gnupg-restore"])
@@ -249,37 +223,11 @@ class Restore(Section):
     scratch: Scratch = Field(default_factory=lambda: Scratch.model_validate({}), description="For test restores.")
 
 
-class Email(Section):
-    """Where mail about failures and silence goes."""
-
-    refused: ClassVar = {"password": _FILE.format("password_file")}
-
-    smtp: SmtpUrl = Field(description="The mail server.", examples=["smtp://localhost:25"])
-    sender: MailAddress = Field(alias="from", description="Who writes.", examples=["backupd@example.com"])
-    to: tuple[MailAddress, ...] = Field(min_length=1, description="Who reads.", examples=[["dba@example.com"]])
-    user: Words | None = Field(None, description="The account at the mail server.", examples=["backupd"])
-    password_file: LocalPath | None = Field(None, description="A file whose first line is its password.",
-                                            examples=["/etc/backupd/smtp-password"])
-
-
-class Alerts(Section):
-    """Who is told."""
-
-    email: Email | None = Field(None, description="By mail.")
-
-
-class Api(Section):
-    """The REST interface and the web page."""
-
-    listen: Annotated[str, AfterValidator(_listen)] = Field(
-        "127.0.0.1:8642", description="Address and port to listen on.", examples=["127.0.0.1:8642"])
-
-
 class Configuration(Section):
     """The whole of the configuration file."""
 
-    refused: ClassVar = {"password": _FILE.format("password_file of a server"),
-                         "passphrase": _FILE.format("restore.passphrase_file"),
+    refused: ClassVar = {"password": KEPT_IN_FILE.format("password_file of a server"),
+                         "passphrase": KEPT_IN_FILE.format("restore.passphrase_file"),
                          "recipients": "belongs under encryption", "gnupg_home": "belongs under encryption"}
 
     catalog: CatalogUrl = Field(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
@@ -35,6 +36,18 @@ LONGEST = timedelta(days=36525)
 """Of any duration: calendars end, and nobody means it."""
 SELDOMEST = timedelta(days=366)
 """Of ``every``: a leg that comes less often than once a year is a mistake."""
+KEPT_IN_FILE = ("secrets stay out of this file: put it into a file that only the service can read (mode 0600) "
+               "and name that as {}")
+"""What to do with a secret, in ``refused``; {} is the field that names a file instead."""
+
+
+def has_password(text: str) -> bool:
+    """Does the URL hold one? Raises ValueError for what is none."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise ValueError("is not a URL") from None
+    return parts.password is not None or "password" in parse_qs(parts.query)
 
 
 class Section(BaseModel):

@@ -196,13 +196,3 @@ def not_yet_active(policy: Policy) -> list[str]:
     if policy.physical is None and policy.test_restore is not None:
         return ["test_restore: only copies of the data files are restored for a test, so far, and physical is missing"]
     return []
-
-
-def settings_not_yet_active(configuration: Configuration) -> list[str]:
-    """The same for the configuration file; only fields that were written there."""
-    found = []
-    if configuration.alerts.email is not None:
-        found.append("alerts.email: no mail is sent yet")
-    if "api" in configuration.model_fields_set:
-        found.append("api: not served yet")
-    return found

@@ -20,7 +20,7 @@ from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError
 from backupd.recovery.lineage import strangers
 from policies.contradictions import distances
-from policies.lint import advice, crowds, not_yet_active, settings_not_yet_active, streams
+from policies.lint import advice, crowds, not_yet_active, streams
 from policies.schema import Policy
 from storage.destination import Destination
 
@@ -55,7 +55,6 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     usable = [server for server in map(wiring.settings.server, names) if server.usable]
     for name in sorted({place for server in usable for place in server.required}):
         found += room(wiring, name)
-    found += [warning("configuration", text) for text in settings_not_yet_active(configuration)]
     found += [warning("policy", text) for text in crowds(configuration, wiring.settings.policies)]
     return sorted(found, key=lambda finding: _SEVERITIES.index(finding.severity))
 

@@ -14,7 +14,9 @@ from typing import Any
 from backupd.engine.client import Connection
 from backupd.model.errors import ConfigurationError, NotFoundError, Problem
 from backupd.transfer.brake import Brake
-from policies.configuration import Alerts, Api, Configuration, DestinationSettings, Encryption, Restore, Server
+from policies.access import Api
+from policies.alerts import Alerts
+from policies.configuration import Configuration, DestinationSettings, Encryption, Restore, Server
 from policies.load import Loaded, load, revived
 from policies.problems import suggestion
 from policies.schema import Policy

@@ -18,10 +18,11 @@ from sqlalchemy import (
     text,
 )
 
+from backupd.catalog import peopletables  # noqa: F401  its tables belong to the whole
 from backupd.catalog.tables import FreeText, UtcTime, metadata
 
 every_table = metadata
-"""All tables of the catalog: those of ``tables`` and these."""
+"""All tables of the catalog: those of ``tables``, of ``peopletables`` and these."""
 
 binlog_branches = Table(
     "binlog_branches", metadata,

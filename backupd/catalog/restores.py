@@ -31,7 +31,7 @@ class Restores:
                 id=record.id, server=record.server, backup_id=record.backup_id, target=record.target,
                 datadir=record.datadir, state=str(record.state), started_at=record.started_at,
                 finished_at=record.finished_at, phases=phases_json(record.phases), error=record.error,
-                owner=record.owner))
+                owner=record.owner, job_id=record.job_id, request=record.request))
 
     def phase_done(self, restore_id: str, phase: Phase) -> RestoreRecord:
         """Append a finished phase to a running restore; one of the same name is replaced (it ran again).
@@ -115,4 +115,5 @@ def _record(row: RowMapping) -> RestoreRecord:
     return RestoreRecord(
         id=row["id"], server=row["server"], backup_id=row["backup_id"], target=row["target"], datadir=row["datadir"],
         state=JobState(row["state"]), started_at=row["started_at"], finished_at=row["finished_at"],
-        phases=phases_from(row["phases"]), error=row["error"], owner=row["owner"])
+        phases=phases_from(row["phases"]), error=row["error"], owner=row["owner"],
+        job_id=row["job_id"], request=row["request"])

@@ -211,6 +211,8 @@ restores = Table(
     Column("phases", JSON, nullable=False),
     Column("error", FreeText, nullable=False),
     Column("owner", FreeText, nullable=False),
+    Column("job_id", String(64), nullable=False, server_default=text("''")),
+    Column("request", JSON(none_as_null=True)),
     Index(None, "server", "started_at"),
     Index(None, "state"),
 )

@@ -25,6 +25,7 @@ class JobKind(StrEnum):
     WITNESS = "witness"
     REPLICATE = "replicate"
     THAW = "thaw"
+    RESTORE = "restore"
 
 
 class JobState(StrEnum):
@@ -133,7 +134,9 @@ class RestoreRecord:
     """One restore of ``backup_id`` to ``target`` into ``datadir`` (absolute path on the restoring host).
 
     ``phases`` are those that are over, in order: ``fetched``, ``prepared``, ``restored``, ``started``, ``verified``.
-    ``error`` is the whole text of the last failure, empty without one.
+    ``error`` is the whole text of the last failure, empty without one. ``job_id``: the job that does it, or did so
+    last. ``request``: what was asked for, where that was more than a folder (tables, options), JSON. One that waits for
+    its job is ``queued``.
     """
 
     id: str
@@ -147,9 +150,12 @@ class RestoreRecord:
     phases: tuple[Phase, ...] = ()
     error: str = ""
     owner: str = ""
+    job_id: str = ""
+    request: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "server": self.server, "backup": self.backup_id, "target": self.target,
                 "datadir": self.datadir, "state": str(self.state), "started_at": format_time(self.started_at),
                 "finished_at": _time(self.finished_at),
-                "phases": [phase.as_json() for phase in self.phases], "error": self.error}
+                "phases": [phase.as_json() for phase in self.phases], "error": self.error,
+                "job": self.job_id or None, "request": dict(self.request) if self.request else None}

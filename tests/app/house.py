@@ -64,7 +64,8 @@ class Office:
         self.file.write_text(
             f"catalog: {catalog}\nspool: {self.base}/spool\nservers:\n{known}"
             f"destinations:\n  local: {{type: filesystem, path: {self.base}/repository}}\n"
-            f"encryption: {{gnupg_home: {self.base}/gnupg, recipients: [ops@example.com]}}\n{extra}")
+            f"encryption: {{gnupg_home: {self.base}/gnupg, recipients: [ops@example.com]}}\n"
+            + ("" if "api:" in extra else "api: {enabled: false}\n") + extra)
         return load_settings(self.file)
 
 

@@ -50,6 +50,7 @@ class House:
     keys: Keys
     catalog: str = ""
     policy_extra: str = ""
+    config_extra: str = "api: {enabled: false}\n"
     repository: Path = field(init=False)
     config: Path = field(init=False)
     env: dict[str, str] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class House:
             f"encryption: {{gnupg_home: {encryption_home or self.keys.public_home}, "
             f"recipients: [{self.keys.user_id}]}}\n"
             f"restore: {{gnupg_home: {restore_home or self.keys.secret_home}, "
-            f"scratch: {{path: {self.base}/scratch, memory: 256MiB}}}}\n")
+            f"scratch: {{path: {self.base}/scratch, memory: 256MiB}}}}\n" + self.config_extra)
 
     # -- commands
 

@@ -7,7 +7,7 @@ import pytest
 
 from backupd.model.errors import NotFoundError
 from policies.document import read_document
-from policies.lint import not_yet_active, settings_not_yet_active
+from policies.lint import not_yet_active
 from policies.load import load, load_policy
 from policies.reference import example, example_names, main, policy_schema, reference
 from tests.policies.places import example_configuration, write
@@ -69,5 +69,3 @@ def test_fields_that_are_not_acted_on_yet_are_all_named(tmp_path: Path) -> None:
     loaded = load(path)
     assert not_yet_active(loaded.policies["gold"]) == []
     assert not_yet_active(loaded.policies["physical"]) == []
-    assert [line.partition(":")[0] for line in settings_not_yet_active(loaded.configuration)] == [
-        "alerts.email", "api"]
