@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support import warm
 from tests.support.dice import size
 from tests.support.keys import Keys
 from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server
@@ -92,15 +92,9 @@ class House:
 
     def run(self, *args: str, timeout: float = LONGEST) -> Done:
         """Run ``backupd ARGS`` whatever it answers; a traceback is always a failure."""
-        with self.popen(*args) as process:
-            try:
-                out, err = process.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                out, err = process.communicate()
-                raise AssertionError(f"backupd {args} hung:\n{out}\n{err}") from None
+        code, out, err = warm.run([BACKUPD, *args], self.environment(), timeout)
         assert "Traceback" not in err, err
-        return Done(process.returncode, out, err)
+        return Done(code, out, err)
 
     def ok(self, *args: str, timeout: float = LONGEST) -> Any:
         """Run with --json, expect success, give the document."""

@@ -1,0 +1,71 @@
+"""Commands of backupd without the time to import it; each is a process of its own all the same."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+_SCRIPT = Path(__file__).with_name("warm_start.py")
+
+
+@cache
+def _door() -> str:
+    """Where this process's warm one listens; started at the first call, gone with this process."""
+    folder = tempfile.mkdtemp(prefix="warm-")
+    address = f"{folder}/door"
+    process = subprocess.Popen([sys.executable, str(_SCRIPT), address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+    def close() -> None:
+        process.communicate()
+        Path(address).unlink()
+        Path(folder).rmdir()
+
+    atexit.register(close)
+    return address
+
+
+def run(argv: Sequence[str], env: Mapping[str, str], timeout: float) -> tuple[int, str, str]:
+    """``backupd ARGV``: exit code as subprocess tells it, stdout, stderr. Raises AssertionError when it hangs."""
+    request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}).encode()
+    with (tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open("rb") as nothing,
+          socket.socket(socket.AF_UNIX) as line):
+        line.settimeout(timeout)
+        line.connect(_door())
+        socket.send_fds(line, [len(request).to_bytes(4, "big")], [nothing.fileno(), out.fileno(), err.fileno()])
+        line.sendall(request)
+        process = int.from_bytes(_exactly(line, 4), "big")
+        try:
+            code = int.from_bytes(_exactly(line, 4), "big", signed=True)
+        except TimeoutError:
+            os.killpg(process, signal.SIGKILL)
+            hung = True
+        else:
+            hung = False
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode())
+        if hung:
+            raise AssertionError(f"{' '.join(argv)} hung:\n" + "\n".join(texts))
+        return code, texts[0], texts[1]
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = line.recv(size - len(found))
+        assert part, "the warm process is gone"
+        found += part
+    return found
