@@ -160,7 +160,8 @@ class Targets:
             segments=tuple(record.key for record in chosen), size=sum(sizes), transactions=sum(counts),
             server_ids=tuple(sorted(ids)), repeated=self._repeated(chosen, begin, end, leg.start.gtid),
             unended=sum(1 for one, other in pairwise(chosen)
-                        if one.key.number != other.key.number and not one.segment.is_final),
+                        if one.key.number != other.key.number and not one.segment.is_final
+                        and not _ends_at_fork(one.key, leg)),
             remarks=tuple(remarks), by_statements=sum(STATEMENTS in record.segment.remarks for record in chosen))
 
     def split(self, leg: ReplayLeg, place: Position) -> tuple[ReplayLeg, ...]:
@@ -305,6 +306,12 @@ class Targets:
 
     def _is_mariadb(self, branch: str) -> bool:
         return self._branches[branch].flavour == "mariadb"
+
+
+def _ends_at_fork(key: SegmentKey, leg: RouteLeg) -> bool:
+    """Does the segment end where the next branch of the route began? Then nothing behind it is shared, whether or not
+    its file is known to have ended there."""
+    return any(span.branch == key.branch and span.last == (key.number, key.end) for span in leg.spans[:-1])
 
 
 def _place(file: str, pos: int) -> Place:

@@ -81,7 +81,8 @@ class WorldResolver:
                 best = max(here, key=lambda s: (s.is_final, s.end))
                 chosen.append(best.key)
                 at = (best.number + 1, 0) if best.is_final else (best.number, best.end)
-                unended += best.number < end[0] and not best.is_final and not any(
+                forked = span is not leg.spans[-1] and at == span.last
+                unended += best.number < end[0] and not best.is_final and not forked and not any(
                     s.branch == span.branch and (s.number, s.start) == at for s in held)
         txs = [tx for key in chosen for _start, _end, tx in self._world.txs(key)]
         state = leg.start.gtid
