@@ -76,13 +76,14 @@ def way(histories: Histories, start: Position, home: Branch, branch: Branch, sto
     groups = _groups(line[line.index(home):])
     legs: list[RouteLeg] = []
     at, repeats, entered = start, False, False
-    for group, (entry, *_rest) in pairwise(groups):
-        fork = _known_fork(entry, at)
+    forks = [following[0].fork for following in groups[1:]]
+    for group, following, until in zip(groups, groups[1:], [*forks[1:], stop], strict=False):
+        fork = _known_fork(following[0], at)
         for member in group[1:]:  # the same GTIDs may stand for other transactions on what a lost tail lost
             _shared_names(member, at, place_of(at) or (0, 0), entered=entered)
         if not same_state(at.gtid, fork.gtid):
             legs.append(replace(_leg(histories, group, at, fork, entered=entered), repeats=repeats))
-        at, repeats = _entered(histories, entry, fork, stop)
+        at, repeats = _entered(histories, following, fork, until)
         entered = True
     legs.append(replace(_leg(histories, groups[-1], at, stop, entered=entered), repeats=repeats))
     return tuple(leg for leg in legs if leg.spans)
@@ -127,11 +128,19 @@ def _not_shared(at: Position, branch: Branch) -> RefusedError:
                         hint="choose an older backup, or one that was taken on that branch")
 
 
-def _entered(histories: Histories, entry: Branch, fork: Position, stop: Position) -> tuple[Position, bool]:
-    """Where a copy that stands at the fork stands in the new names; and ``repeats`` of a leg. Raises RefusedError."""
-    place = place_of(stop)
-    holding = histories.run_at(entry.id, place) if place is not None else None
-    for run in (holding,) if holding is not None else histories.runs(entry.id):
+def _entered(histories: Histories, group: Sequence[Branch], fork: Position, until: Position | None
+             ) -> tuple[Position, bool]:
+    """Where a copy that stands at the fork stands in the new names; and ``repeats`` of a leg. Raises RefusedError.
+
+    ``until``: where the leg through the ``group`` ends. What a lost tail lost goes by the names of what came instead:
+    only a file that begins before that leads on.
+    """
+    entry = group[0]
+    end = place_of(until) if until is not None else None
+    ends = [*([end] if end is not None else []), *(_lost_from(member)[1] for member in group[1:])]
+    for run in reversed(histories.runs(entry.id)):
+        if ends and replayable_from(run) > min(ends):
+            continue
         at = Position(entry.file(replayable_from(run)[0]), FIRST_EVENT, fork.gtid)
         from_birth = first_of(run) == (entry.first_number, 0)
         if entry.reason is BranchReason.FAILOVER:
@@ -184,14 +193,20 @@ def _shared_names(branch: Branch, start: Position, begin: Place, *, entered: boo
     The file with the fork is archived again as the branch's own, from its beginning; or the fork is the end of the file
     before.
     """
-    fork = place_of(branch.fork) if branch.fork is not None else None
-    if branch.fork is None or fork is None or fork[0] < branch.first_number - 1:
+    fork, place = _lost_from(branch)
+    if begin > place or (entered and not executed(fork.gtid, start.gtid)):
+        raise _not_shared(start, branch)
+    return min(place, (branch.first_number, 0))
+
+
+def _lost_from(branch: Branch) -> tuple[Position, Place]:
+    """Where a branch whose names go on parted. Raises RefusedError where that is not known, or is too far back."""
+    place = place_of(branch.fork) if branch.fork is not None else None
+    if branch.fork is None or place is None or place[0] < branch.first_number - 1:
         raise RefusedError(
             f"the fork between branch {branch.parent} and branch {branch.id} cannot be crossed: it is at "
             f"{fork_text(branch)}, and the archive goes on with {branch.file(branch.first_number)}", hint=_OTHER)
-    if begin > fork or (entered and not executed(branch.fork.gtid, start.gtid)):
-        raise _not_shared(start, branch)
-    return min(fork, (branch.first_number, 0))
+    return branch.fork, place
 
 
 def _prove(histories: Histories, branch: Branch, first: Place, last: Place) -> None:

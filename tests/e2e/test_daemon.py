@@ -62,7 +62,7 @@ def test_full_retention_increment_and_test_restore_happen_by_themselves(quiet: H
 
 
 def test_a_stop_lets_a_running_backup_end(quiet: House, catalog: Catalog) -> None:
-    with serving(quiet, "--grace", "60") as service:
+    with serving(quiet, "--grace", "240") as service:
         job = enqueue(catalog, JobKind.FULL)
         until(lambda: catalog.jobs.get(job.id).state is JobState.RUNNING, lambda: "its beginning")
         late = enqueue(catalog, JobKind.FULL)

@@ -97,11 +97,11 @@ def test_a_plan_for_a_time_holds_everything_up_to_it_and_nothing_later() -> None
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("seed", ["", "79925603"])
+@pytest.mark.parametrize("seed", ["", "79925603", "2201252238"])
 def test_every_moment_of_a_window_can_be_planned_and_no_other_after_its_end(
         seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seed is of a life in which a server lost a whole file: the one before it ends at the fork, though no segment
-    says that it ends there."""
+    """The seeds are of lives in which a server lost a whole file: the one before it ends at the fork, though no segment
+    says that it ends there; and on a server that had taken over, what was lost has the names of what came instead."""
     if seed:
         monkeypatch.setenv("BACKUPD_SEED", seed)
     tried = 0
