@@ -1,9 +1,10 @@
-# The command line with the tools for MariaDB 10.11 (the tools must be of the server's series).
+# The service and its commands, with the tools for MariaDB 10.11 (the tools must be of the server's series). It runs as
+# root: datadirs belong to the database's user, keys and passwords to root, and prepared copies are started as the former.
 FROM debian:bookworm-slim
 
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \
-        bubblewrap ca-certificates gnupg mariadb-backup mariadb-client mariadb-server-core \
+        bubblewrap ca-certificates gnupg mariadb-backup mariadb-client mariadb-server-core mydumper \
         python3 python3-venv util-linux zstd \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --system --gid 999 mysql \
@@ -11,8 +12,12 @@ RUN apt-get update \
         --shell /usr/sbin/nologin mysql
 
 COPY . /opt/backupd
-RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir "/opt/backupd[postgresql]"
+RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir "/opt/backupd[channels,postgresql]"
 
-ENV PATH="/opt/venv/bin:$PATH"
+ENV PATH="/opt/venv/bin:$PATH" PYTHONUNBUFFERED=1
+EXPOSE 8642
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=10s --start-period=60s --retries=4 CMD ["python3", "-c", \
+    "import urllib.request as u; u.urlopen('http://127.0.0.1:8642/readyz', timeout=5)"]
 ENTRYPOINT ["backupd"]
-CMD ["--help"]
+CMD ["serve"]

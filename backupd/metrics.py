@@ -1,1 +1,188 @@
-"""What the service tells Prometheus: values in, the text of its exposition format out."""
+"""What the service tells Prometheus: values in, the text of its exposition format out.
+
+Every metric stands in METRICS; ``python -m backupd.metrics`` prints docs/metrics.md, which is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of the format that every Prometheus reads."""
+
+Labels = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """``labels``: their names. All of them are gauges: what the catalog forgets in time must not look like a counter
+    that was reset."""
+
+    name: str
+    help: str
+    labels: Labels = ()
+
+
+class Unknown(ValueError):  # noqa: N818  a mistake of this program, not an error that anybody handles
+    """A value for a metric that is not in METRICS, or with other labels."""
+
+
+_S, _D = ("server",), ("destination",)
+_B = ("server", "kind", "set")
+_J = ("server", "kind", "leg")
+
+METRICS: tuple[Gauge, ...] = (
+    Gauge("backupd_build_info", "Always 1; the label tells the version that answers.", ("version",)),
+    Gauge("backupd_service_on_watch", "1 while a service follows the policies; nothing starts by itself otherwise."),
+    Gauge("backupd_collect_seconds", "How long it took to collect these values."),
+
+    Gauge("backupd_server_status", "0 good, 1 warning, 2 bad: what the overview shows.", _S),
+    Gauge("backupd_server_recoverable", "1 when the server can be recovered to any moment at all.", _S),
+    Gauge("backupd_server_latest_recoverable_timestamp_seconds", "The latest moment that can be restored.", _S),
+    Gauge("backupd_server_first_recoverable_timestamp_seconds", "The earliest moment that can be restored.", _S),
+    Gauge("backupd_server_rpo_seconds", "How much work would be lost were the server lost now.", _S),
+    Gauge("backupd_server_rpo_objective_seconds", "What the policy promises as objectives.rpo.", _S),
+    Gauge("backupd_server_rto_predicted_seconds", "How long a restore to the latest moment would take, by what "
+          "restores took so far.", _S),
+    Gauge("backupd_server_rto_objective_seconds", "What the policy promises as objectives.rto.", _S),
+    Gauge("backupd_server_windows", "Windows of moments that can be restored.", _S),
+    Gauge("backupd_server_gaps", "Gaps in the archived binary logs.", _S),
+    Gauge("backupd_server_backups", "Complete backups.", _S),
+    Gauge("backupd_server_protected_backups", "Complete backups with as many verified copies as the policy wants.",
+          _S),
+    Gauge("backupd_server_stored_bytes", "Stored bytes of the server's backups, each shared object once.", _S),
+    Gauge("backupd_server_held", "1 while nothing of the server is deleted (hold).", _S),
+    Gauge("backupd_server_paused", "1 while no job of the server starts by itself (pause).", _S),
+    Gauge("backupd_server_absent", "1 while a backup has taken the server out of rotation.", _S),
+    Gauge("backupd_server_next_run_timestamp_seconds", "When the next run of a schedule starts.", ("server", "leg")),
+
+    Gauge("backupd_backup_last_success_timestamp_seconds", "When the newest complete backup of a kind ended.", _B),
+    Gauge("backupd_backup_last_age_seconds", "The age of the newest complete backup of a kind.", _B),
+    Gauge("backupd_backup_last_duration_seconds", "How long the newest complete backup of a kind took.", _B),
+    Gauge("backupd_backup_last_source_bytes", "What the newest complete backup of a kind read, before it was "
+          "compressed.", _B),
+    Gauge("backupd_backup_last_stored_bytes", "What the newest complete backup of a kind consists of at a "
+          "destination, sealed.", _B),
+    Gauge("backupd_backup_last_new_bytes", "What of it was not there before.", _B),
+    Gauge("backupd_backup_last_missing_tables", "Tables that could not be dumped in the newest backup of a kind.", _B),
+
+    Gauge("backupd_proof_last_timestamp_seconds", "When the last test restore ended.", _S),
+    Gauge("backupd_proof_last_good", "1 when the last test restore found the data good.", _S),
+    Gauge("backupd_proof_last_good_timestamp_seconds", "When a test restore last found the data good.", _S),
+    Gauge("backupd_proof_age_seconds", "How long ago a test restore last found the data good.", _S),
+    Gauge("backupd_proof_compared_tables", "Tables that the last test restore compared with the source.", _S),
+
+    Gauge("backupd_stream_up", "1 while the binary log is streamed; only of servers whose policy asks for it.", _S),
+    Gauge("backupd_stream_spool_bytes", "Binary logs on this host that wait for a destination.", _S),
+    Gauge("backupd_stream_spool_limit_bytes", "How much of that there may be (binlog.max_spool).", _S),
+
+    Gauge("backupd_destination_server_rpo_seconds", "How much work would be lost were the server and everything but "
+          "this destination lost now.", ("destination", "server")),
+    Gauge("backupd_destination_status", "0 good, 1 warning, 2 bad.", _D),
+    Gauge("backupd_destination_reachable", "1 when it answered at the last look.", _D),
+    Gauge("backupd_destination_checked_timestamp_seconds", "When that look was.", _D),
+    Gauge("backupd_destination_free_bytes", "Room that is left, where the place knows.", _D),
+    Gauge("backupd_destination_size_bytes", "All its room, where the place knows.", _D),
+    Gauge("backupd_destination_full_timestamp_seconds", "When it is full at the earliest, by its growth; only where "
+          "that is within a year.", _D),
+    Gauge("backupd_destination_stored_bytes", "What is stored there, as the catalog counts it.", _D),
+    Gauge("backupd_destination_backups", "Backups with a complete copy there.", _D),
+    Gauge("backupd_destination_behind_backups", "Backups that belong there and are not there yet.", _D),
+    Gauge("backupd_destination_behind_bytes", "Their bytes that are still to be copied.", _D),
+    Gauge("backupd_destination_behind_seconds", "How long the oldest of them waits.", _D),
+    Gauge("backupd_destination_binlog_lag_seconds", "The most that its binary logs were behind their servers within "
+          "a day.", _D),
+
+    Gauge("backupd_jobs", "Jobs that are not over, by state: queued, waiting, running.", ("state",)),
+    Gauge("backupd_jobs_ended_last_day", "Jobs that ended within the last 24 hours, by how.",
+          ("server", "kind", "state")),
+    Gauge("backupd_job_last_success_timestamp_seconds", "When a job of this kind and schedule last succeeded.", _J),
+    Gauge("backupd_job_last_failed", "1 when the last job of this kind and schedule failed, was missed, was killed or "
+          "left something out.", _J),
+    Gauge("backupd_job_running_seconds", "For how long the running jobs of a server have run, the longest.",
+          ("server", "kind")),
+
+    Gauge("backupd_incidents_open", "Open incidents, by severity.", ("severity",)),
+    Gauge("backupd_messages", "Messages about incidents, by state: queued, sent, failed (given up).", ("state",)),
+    Gauge("backupd_message_oldest_queued_seconds", "For how long the oldest message waits to be sent."),
+)
+
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+class Values:
+    """What there is to tell; each value once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[Labels, float]] = {}
+
+    def set(self, name: str, value: float | None, *labels: str) -> None:
+        """None: not known, so nothing is told. Raises Unknown."""
+        metric = _BY_NAME.get(name)
+        if metric is None or len(labels) != len(metric.labels):
+            raise Unknown(f"{name} with {len(labels)} labels")
+        if value is not None:
+            self._found.setdefault(name, {})[labels] = float(value)
+
+    def __iter__(self) -> Iterator[tuple[Gauge, Mapping[Labels, float]]]:
+        """In the order of METRICS, those that have a value."""
+        return ((metric, self._found[metric.name]) for metric in METRICS if metric.name in self._found)
+
+
+class _Told(Collector):
+    def __init__(self, values: Values) -> None:
+        self._values = values
+
+    def collect(self) -> Iterable[Metric]:
+        for metric, samples in self._values:
+            family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for labels, value in samples.items():
+                family.add_metric(labels, value)
+            yield family
+
+
+def exposition(values: Values) -> bytes:
+    """The text that a scrape gets."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Told(values))
+    return generate_latest(registry)
+
+
+def reference(metrics: Sequence[Gauge] = METRICS) -> str:
+    """docs/metrics.md."""
+    rows = [f"| `{metric.name}` | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |"
+            for metric in metrics]
+    return "\n".join([_INTRODUCTION, "| metric | labels | what it tells |", "|---|---|---|", *rows, ""])
+
+
+_INTRODUCTION = """\
+# Metrics
+
+`GET /metrics` of the service gives everything that [Prometheus](https://prometheus.io) needs to watch backups. Made of
+the code by `python -m backupd.metrics`; a test compares them.
+
+`api.metrics` in the configuration says who may read it: by default anybody on this host, and holders of a token
+elsewhere (`authorization: {credentials_file: ...}` in the scrape configuration; the role `viewer` is enough). With a
+token for some servers only those are told.
+
+Ready to use: [deploy/prometheus.yml](../deploy/prometheus.yml) (how to scrape),
+[deploy/prometheus-rules.yml](../deploy/prometheus-rules.yml) (alerts),
+[deploy/grafana-dashboard.json](../deploy/grafana-dashboard.json) (import it and choose the data source).
+
+All of them are gauges. What is not known is left out: a server without an objective has no `..._objective_seconds`, one
+that was never proved no `backupd_proof_...`. Times are seconds since 1970; those of destinations were seen in the last
+minute or so (`backupd_destination_checked_timestamp_seconds`): no scrape waits for a place that does not answer. Mail
+and the page tell the same and need no Prometheus; what only Prometheus sees is that nobody answers at all (`up`).
+
+`set` is that of the policy's sets of tables for logical backups, empty elsewhere; `leg` the schedule of the policy that
+asked for a job (`physical.full`, `logical/money`, `test_restore` ...), empty where a person did.
+"""
+
+
+if __name__ == "__main__":
+    print(reference(), end="")  # noqa: T201  this is what the command is for

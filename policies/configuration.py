@@ -220,6 +220,10 @@ class Restore(Section):
     passphrase_file: LocalPath | None = Field(
         None, description="A file whose first line is the passphrase of that key.",
         examples=["/etc/backupd/passphrase"])
+    folders: tuple[LocalPath, ...] = Field(
+        (), examples=[["/srv/restores"]],
+        description="Beneath these folders operators may restore by the REST interface and the web page; admins may "
+                    "anywhere.")
     scratch: Scratch = Field(default_factory=lambda: Scratch.model_validate({}), description="For test restores.")
 
 

@@ -35,6 +35,8 @@ MAX_DEPTH = 32
 MAX_NODES = 100_000
 """Values after expansion of all aliases: nine lines of YAML can otherwise mean billions."""
 
+_TOO_LARGE = f"is larger than {MAX_BYTES // 1024} KiB: that is no configuration"
+
 Scalar = str | int | float | bool | None
 
 _INT = re.compile(r"[-+]?[0-9]{1,40}")
@@ -95,6 +97,13 @@ def read_document(path: Path) -> tuple[Node | None, list[Problem]]:
     return parse_document(text, str(path))
 
 
+def read_text(text: str, file: str) -> tuple[Node | None, list[Problem]]:
+    """As ``read_document`` would of a file with this text."""
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        return None, [Problem(file, None, "", _TOO_LARGE)]
+    return parse_document(text.removeprefix("\ufeff"), file)
+
+
 def parse_document(text: str, file: str) -> tuple[Node | None, list[Problem]]:
     """As ``read_document``, from text; ``file`` is what the problems call it."""
     builder = _Builder(file)
@@ -121,7 +130,7 @@ def _read(path: Path) -> bytes:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UnreadableError(None, f"cannot be read: {reason}") from error
     if len(raw) > MAX_BYTES:
-        raise UnreadableError(None, f"is larger than {MAX_BYTES // 1024} KiB: that is no configuration")
+        raise UnreadableError(None, _TOO_LARGE)
     return raw
 
 

@@ -14,7 +14,7 @@ from backupd.model.errors import ConfigurationError, Problem
 from backupd.model.ids import is_name
 from policies.configuration import Configuration
 from policies.contradictions import contradictions
-from policies.document import Node, read_document
+from policies.document import Node, read_document, read_text
 from policies.fields import BASE, local_path
 from policies.problems import Model, place, suggestion, validate
 from policies.schema import Policy
@@ -139,7 +139,15 @@ def _broken(files: Mapping[str, PolicyFile], destinations: Collection[str],
 
 def read_policy(path: Path) -> PolicyFile:
     """Never raises: what is wrong is in ``problems``."""
-    node, problems = read_document(path)
+    return _policy_file(path, *read_document(path))
+
+
+def read_policy_text(text: str, path: Path) -> PolicyFile:
+    """The same of a text that may become the file ``path``."""
+    return _policy_file(path, *read_text(text, str(path)))
+
+
+def _policy_file(path: Path, node: Node | None, problems: list[Problem]) -> PolicyFile:
     policy = None
     if node is not None:
         policy, wrong = validate(Policy, node, path)

@@ -3,9 +3,10 @@
 Starts a private MariaDB with sample data, takes a full backup and an increment, damages the server, restores the chain
 onto a fresh one, shows that what was lost is back, backs up again to show what is shared, and proves the newest backup
 by a test restore. Then the service works by itself: it takes a backup and follows the binary log while orders come in.
-Somebody deletes all orders; the statement is found in the archived log, and the server is restored to right before it.
+Somebody deletes all orders; the statement is found in the archived log, and the server is restored to right before it,
+by the command line and by the REST interface; a backup fails, and a mail tells of it.
 At last everything burns down but a bucket of a real S3 server: from there and the private key alone it comes back.
-All of it is done by the ``backupd`` command line; whatever was started is stopped and removed at the end. The last line
+Whatever was started is stopped and removed at the end. The last line
 on stdout is one JSON object.
 """
 
@@ -23,6 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from others import others_come_in
+from postbox import Postbox
 from scenery import SERVER, WRITER, a_bucket, configuration_elsewhere, write_configuration
 from stage import CommandLine, DemoFailedError, expect, say, service, step, stopped_at_the_end, until
 
@@ -31,6 +34,7 @@ from tests.support import sample
 from tests.support.keys import Keys, operator_keys
 from tests.support.mariadb import SERVICE_PASSWORD, PrivateServer, connect, query
 from tests.support.places import short_directory
+from tests.support.serving import free_port
 
 MEBIBYTE = 2**20
 CHANGES = (
@@ -71,7 +75,8 @@ def inodes_of(base: Path, backup_id: str) -> set[int]:
     return {path.stat().st_ino for path in tree.rglob("*") if path.is_file()}
 
 
-def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, size: int) -> dict[str, Any]:
+def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, postbox: Postbox,
+                size: int) -> dict[str, Any]:
     """All steps; returns the closing JSON object. Raises DemoFailedError at the first thing that is wrong."""
     step(1, "A server with data")
     begin = time.monotonic()
@@ -93,7 +98,8 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, size
     )
 
     step(2, "Is everything ready for backups?")
-    config = write_configuration(base, source, keys, bucket)
+    port = free_port()
+    config = write_configuration(base, source, keys, bucket, port=port, mail_port=postbox.port)
     say(f"$ export BACKUPD_CONFIG={config}")
     backupd = CommandLine(config)
     backupd.show("check", SERVER)
@@ -222,14 +228,17 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, size
     step(12, "Or only those tables, into the server that goes on working")
     table_seconds = back_in_place(backupd, source, bad["restore_before"], gone)
 
-    step(13, "What did the service's retention keep, and why?")
+    step(13, "The same for others: a restore by the REST interface, and mail about a backup that fails")
+    others_come_in(base, backupd, postbox, port, bad["restore_before"], sums_before)
+
+    step(14, "What did the service's retention keep, and why?")
     backupd.show("retention", SERVER)
 
-    step(14, "Is what is stored still what was stored?")
+    step(15, "Is what is stored still what was stored?")
     backupd.show("verify")
     backupd.show("fsck")
 
-    step(15, "The house burns down: server, backups and catalog are gone; a bucket and a private key are left")
+    step(16, "The house burns down: server, backups and catalog are gone; a bucket and a private key are left")
     backupd.show("replicate", SERVER)
     backupd.show("backups", SERVER)
     disaster_seconds = out_of_the_ashes(base, source, keys, bucket, bad["restore_before"], sums_before)
@@ -316,8 +325,9 @@ def main() -> int:
     begin = time.monotonic()
     result: dict[str, Any]
     try:
-        with short_directory("bd-") as base, operator_keys() as keys, PrivateServer() as source, a_bucket() as bucket:
-            result = demonstrate(base, source, keys, bucket, size)
+        with short_directory("bd-") as base, operator_keys() as keys, PrivateServer() as source, a_bucket() as bucket, \
+                Postbox() as postbox:
+            result = demonstrate(base, source, keys, bucket, postbox, size)
     except DemoFailedError as error:
         say(f"\nFAILED: {error}")
         result = {"proved": False, "error": str(error)}

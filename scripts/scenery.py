@@ -29,7 +29,13 @@ destinations:
   local: {{type: filesystem, path: {base}/backups}}
   offsite: {bucket}
 encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}
-restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch, memory: 512MiB}}}}
+restore:
+  gnupg_home: {keys.secret_home}
+  scratch: {{path: {base}/scratch, memory: 512MiB}}
+  folders: [{base}/restores]
+api: {{listen: "127.0.0.1:{port}"}}
+alerts:
+  email: {{smtp: "smtp://127.0.0.1:{mail_port}", from: backupd@example.com, to: [dba@example.com]}}
 """
 ELSEWHERE = """\
 catalog: sqlite:///{base}/catalog.db
@@ -65,8 +71,10 @@ def database_user() -> str:
     return "mysql" if runs_as_root() else os.environ.get("USER", "")
 
 
-def write_configuration(base: Path, server: PrivateServer, keys: Keys, bucket: str) -> Path:
-    for name in ("backups", "scratch", "spool"):
+def write_configuration(base: Path, server: PrivateServer, keys: Keys, bucket: str, *, port: int,
+                        mail_port: int) -> Path:
+    """``port`` of the REST interface, ``mail_port`` of the mail server."""
+    for name in ("backups", "restores", "scratch", "spool"):
         (base / name).mkdir()
     give_to_database(base / "scratch")
     (base / "policies").mkdir()
@@ -82,6 +90,8 @@ def write_configuration(base: Path, server: PrivateServer, keys: Keys, bucket: s
             writer=server.client_file(WRITER, SERVICE_PASSWORD),
             owner=database_user(),
             bucket=bucket,
+            port=port,
+            mail_port=mail_port,
         )
     )
     return config

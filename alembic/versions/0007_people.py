@@ -65,6 +65,20 @@ def _access() -> None:
         _name("server"), _text("subject"), _name("outcome", 16), _text("detail"), _name("digest"),
         sa.PrimaryKeyConstraint("number", name="pk_audit"))
     op.create_index("ix_audit_at", "audit", ["at"])
+    for statement in _ADD_ONLY[op.get_bind().dialect.name]:
+        op.execute(statement)
+
+
+_ADD_ONLY = {
+    "sqlite": [f"""
+        CREATE TRIGGER audit_no_{word.lower()} BEFORE {word} ON audit
+        BEGIN SELECT RAISE(ABORT, 'the audit is only added to'); END""" for word in ("UPDATE", "DELETE")],
+    "postgresql": ["""
+        CREATE FUNCTION audit_is_only_added_to() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN RAISE EXCEPTION 'the audit is only added to'; END $$""", """
+        CREATE TRIGGER audit_add_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit
+        FOR EACH STATEMENT EXECUTE FUNCTION audit_is_only_added_to()"""],
+}
 
 
 def _asked_for() -> None:
@@ -107,3 +121,5 @@ def downgrade() -> None:
     op.drop_column("restores", "job_id")
     for table in ("absences", "cursors", "messages", "incidents", "requests", "plans", "audit", "sessions", "tokens"):
         op.drop_table(table)
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("DROP FUNCTION audit_is_only_added_to()")

@@ -148,6 +148,12 @@ def of_replication(done: Replicated) -> Result:
     return Result("", done.bytes, (Phase("replicate", seconds, sent),) if sent else (), problem=done.trouble)
 
 
+def _restore(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app.restoring import perform_restore
+
+    return perform_restore(wiring, run)
+
+
 _ACTIONS: Mapping[JobKind, Action] = {
     JobKind.FULL: _backup,
     JobKind.INCREMENTAL: _backup,
@@ -158,4 +164,5 @@ _ACTIONS: Mapping[JobKind, Action] = {
     JobKind.CHALLENGE: _challenge,
     JobKind.WITNESS: _witness,
     JobKind.REPLICATE: _replicate,
+    JobKind.RESTORE: _restore,
 }

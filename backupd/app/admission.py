@@ -12,22 +12,25 @@ from backupd.model.hold import EVERY_SERVER
 from backupd.model.job import JobKind, JobRecord
 
 _COPY = JobKind.REPLICATE
+_APART = (JobKind.REPLICATE, JobKind.RESTORE)
+"""Kinds that take none of the places of the others."""
 
 
 def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, running: Sequence[JobRecord]) -> str:
     """What keeps ``job`` from starting beside ``running``, in words; empty when nothing does. ``paused``: servers,
     ``*`` for all; of those only what a person asked for starts."""
     limits = settings.configuration.concurrency
-    # Copies to a slow place may take a day: they have as many places as all the others, and take none of theirs.
-    alike = [other for other in running if (other.kind == _COPY) is (job.kind == _COPY)]
+    # Copies to a slow place may take a day, and somebody waits for a restore: each of these kinds has as many places
+    # as all the others, and takes none of theirs.
+    alike = [other for other in running if other.kind == job.kind or not {other.kind, job.kind} & set(_APART)]
     if len(alike) >= limits.jobs:
         return f"{len(alike)} jobs run already (concurrency.jobs: {limits.jobs}; {_named(alike)})"
     if job.leg and (job.server in paused or EVERY_SERVER in paused):
         return "a pause (`backupd hold` lists it)"
     if not job.server:
         return ""
-    beside = [other for other in running if other.server == job.server and other.kind != _COPY]
-    if len(beside) >= limits.per_server and job.kind != _COPY:
+    beside = [other for other in running if other.server == job.server and other.kind not in _APART]
+    if len(beside) >= limits.per_server and job.kind not in _APART:
         return f"of {job.server} runs already {_named(beside)} (concurrency.per_server: {limits.per_server})"
     if job.kind in BACKUPS and (backups := [other for other in beside if other.kind in BACKUPS]):
         return f"another backup of {job.server} runs: {_named(backups)}"
@@ -74,6 +77,8 @@ def _named(running: Sequence[JobRecord]) -> str:
 
 def _destinations(settings: Settings, job: JobRecord) -> frozenset[str]:
     """Where a job writes or reads, as far as that can be told."""
+    if job.kind == JobKind.RESTORE:
+        return frozenset()
     if job.kind == _COPY:
         return frozenset({str(job.arguments.get("destination", ""))})
     try:

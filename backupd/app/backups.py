@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from backupd.app.absence import away
 from backupd.app.adopt import adopt_unknown
 from backupd.app.chains import Decision, decide
 from backupd.app.deletion import sweep_destination
@@ -61,7 +62,8 @@ def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun)
     tried once more.
     """
     server = wiring.settings.server(server_name)
-    with wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"):
+    with (wiring.locked(f"backup-{server_name}", f"a backup of {server_name} is running already"),
+          away(wiring, server, run)):
         try:
             return _run(wiring, server, kind, run)
         except DestinationFullError as error:

@@ -10,12 +10,16 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Protocol
 
+from backupd.app.absence import AbsenceWatch
+from backupd.app.alerting import AlertWatch
+from backupd.app.apiwatch import ApiWatch
 from backupd.app.clockwatch import ClockWatch, Jump
 from backupd.app.filling import FillingWatch
 from backupd.app.housekeeping import Housekeeper
@@ -73,6 +77,16 @@ def serve(config: Path, manner: Manner) -> int:
                 return Daemon(Wiring(settings, catalog), manner, notifier, waker, wishes).run()
 
 
+class Watch(Protocol):
+    """What works beside the service, in threads of its own."""
+
+    def reload(self, wiring: Wiring) -> None:
+        """Go by these settings."""
+
+    def stop(self) -> None:
+        """Returns when nothing of it is left."""
+
+
 class Daemon:
     """One run of the service."""
 
@@ -87,11 +101,13 @@ class Daemon:
         self._housekeeper = Housekeeper(wiring.clock(), wiring.settings.configuration.timezone)
         self._queue = QueueWatch()
         self._thaws = ThawWatch()
+        self._absences = AbsenceWatch()
         self._objectives = ObjectivesWatch(timeline)
         self._filling = FillingWatch()
         self._replicas = ReplicaWatch()
         self._refreshed = 0.0
         self._trouble = ""
+        self._well_at = time.monotonic()
         self._why = NOT_RUNNING
 
     def run(self) -> int:
@@ -99,17 +115,19 @@ class Daemon:
             watch = stack.enter_context(OnWatch(self._wiring))
             if not self._go_on_watch(watch):
                 return 0
+            alerts = stack.enter_context(AlertWatch(self._wiring, lambda: self._well_at))  # before anything happens
             worker = stack.enter_context(Worker(self._wiring))
-            streams = stack.enter_context(StreamWatch(self._wiring))
+            watches = (stack.enter_context(StreamWatch(self._wiring)), stack.enter_context(ApiWatch(self._wiring)),
+                       alerts)
             alarm = stack.enter_context(AlarmClock(self._waker.wake))
             self._begin()
             while not self._wishes.stops:
                 try:
-                    self._round(worker, streams, alarm, watch)
+                    self._round(worker, watches, alarm, watch)
                 except LostError as lost:
-                    return self._lost(worker, streams, lost)
+                    return self._lost(worker, watches, lost)
                 self._waker.wait(min(TICK, (self._notifier.watchdog_seconds or TICK * 2) / 2))
-            return self._end(worker, streams)
+            return self._end(worker, watches)
 
     # -- the beginning
 
@@ -152,10 +170,10 @@ class Daemon:
 
     # -- the rounds
 
-    def _round(self, worker: Worker, streams: StreamWatch, alarm: AlarmClock, watch: OnWatch) -> None:
+    def _round(self, worker: Worker, watches: Sequence[Watch], alarm: AlarmClock, watch: OnWatch) -> None:
         """Look at everything once. Raises LostError when another service has taken over."""
         if self._wishes.take_reload():
-            self._reload(worker, streams)
+            self._reload(worker, watches)
         jump = self._clockwatch.look()
         if jump is not None:
             self._tell_jump(jump)
@@ -168,8 +186,10 @@ class Daemon:
                 self._notifier.status(self._status())
                 self._queue.look(self._wiring, self._wiring.clock())
                 self._thaws.look(self._wiring, self._wiring.clock())
+                self._absences.look(self._wiring)
             self._keep_time(worker, alarm)
             self._trouble = ""
+            self._well_at = time.monotonic()
         except LostError:
             raise
         except BackupdError as error:
@@ -216,7 +236,7 @@ class Daemon:
 
     # -- settings
 
-    def _reload(self, worker: Worker | None, streams: StreamWatch | None = None) -> None:
+    def _reload(self, worker: Worker | None, watches: Sequence[Watch] = ()) -> None:
         """Go by the files as they are now, or say why not and go on as before. Without ``worker``: not on watch yet, or
         only just."""
         self._notifier.reloading()
@@ -237,8 +257,8 @@ class Daemon:
             self._wiring = replace(self._wiring, settings=new)
             if worker is not None:
                 worker.reload(self._wiring)
-            if streams is not None:
-                streams.reload(self._wiring)
+            for one in watches:
+                one.reload(self._wiring)
             message = f"the configuration was reloaded: {difference(old, new)}"
             say("config-reloaded", message)
             _tell_unused(new)
@@ -253,15 +273,16 @@ class Daemon:
 
     # -- the end
 
-    def _lost(self, worker: Worker, streams: StreamWatch, lost: LostError) -> int:
+    def _lost(self, worker: Worker, watches: Sequence[Watch], lost: LostError) -> int:
         """The catalog is another service's: what runs here is ended, and the rest is left to the other one."""
         say("daemon-stopped", str(lost), level=logging.ERROR)
         self._notifier.stopping(str(lost))
-        streams.stop()
+        for one in watches:
+            one.stop()
         worker.stop()
         return 1
 
-    def _end(self, worker: Worker, streams: StreamWatch) -> int:
+    def _end(self, worker: Worker, watches: Sequence[Watch]) -> int:
         worker.hold(True)
         self._notifier.stopping("waiting for running jobs")
         say("daemon-stopping", f"{worker.running()} jobs are running")
@@ -269,7 +290,8 @@ class Daemon:
         while worker.running() and self._wishes.stops < 2 and time.monotonic() < deadline:
             self._waker.wait(min(0.5, deadline - time.monotonic()))
             self._notifier.alive()
-        streams.stop()
+        for one in watches:
+            one.stop()
         if not worker.stop():
             say("daemon-stopped", "the catalog did not answer to the end", level=logging.ERROR)
             return 1

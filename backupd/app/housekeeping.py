@@ -7,6 +7,7 @@ import logging
 import threading
 from datetime import datetime, timedelta
 
+from backupd.app.alerting import forget_told
 from backupd.app.bootstrap import after_job
 from backupd.app.deletion import sweep_destination
 from backupd.app.holds import remind
@@ -31,6 +32,7 @@ def keep_house(wiring: Wiring) -> None:
         wiring.catalog.lags.forget(wiring.clock() - EVENTS_KEPT)
         remind(wiring)
         forget_old(wiring)
+        forget_told(wiring)
         say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
     except BackupdError as error:
         say("housekeeping-failed", str(error), level=logging.WARNING)

@@ -25,6 +25,7 @@ PURGE = Pair("purge-alarm", "purge-over")
 DESTINATION = Pair("destination-behind", "destination-caught-up")
 RPO = Pair("rpo-broken", "rpo-kept")
 RTO = Pair("rto-broken", "rto-kept")
+API = Pair("api-failed", "api-recovered")
 PLACE_RPO = Pair("destination-rpo-broken", "destination-rpo-kept")
 
 

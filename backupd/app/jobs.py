@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
 import signal
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,9 @@ from typing import Any, TypeVar
 
 from backupd.app.logs import job_log, redacted, remove_logs, say
 from backupd.app.pulse import BEAT, DAEMON_STOP, PATIENCE, Pulse
+from backupd.app.recoveries import recovered
 from backupd.app.run import JobRun, Result
-from backupd.app.wiring import Wiring, owner, owner_state
+from backupd.app.wiring import Wiring, owner, owner_state, user
 from backupd.model.errors import BackupdError, CancelledError, CatalogError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.ids import new_id
@@ -38,8 +38,8 @@ T = TypeVar("T")
 KEPT = timedelta(days=90)
 """How long jobs that are over stay in the catalog, with their logs."""
 RETENTION_LEG = "retention"
-_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE)
-"""Kinds that report no progress, so that nobody can tell whether they make any."""
+_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE, JobKind.RESTORE)
+"""Kinds that report no progress, or not in every phase, so that nobody can tell whether they make any."""
 LONGEST_SILENCE = timedelta(hours=6)
 """How long those may take, and jobs of no server be without progress."""
 _TELL_THEMSELVES = (JobKind.REPLICATE,)
@@ -47,32 +47,44 @@ _TELL_THEMSELVES = (JobKind.REPLICATE,)
 BACKUPS = (JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """``by`` whom a job is done in this process; ``begun`` is told its id once it has a row."""
+
+    by: str
+    begun: Callable[[str], None]
+
+
 def _nothing(_done: object) -> Result:
     return Result()
 
 
 def run_here(wiring: Wiring, kind: JobKind, server: str, work: Callable[[JobRun], T], *, report: Report,
-             arguments: dict[str, Any] | None = None, result: Callable[[T], Result] = _nothing) -> T:
+             arguments: dict[str, Any] | None = None, result: Callable[[T], Result] = _nothing,
+             asked: Asked | None = None) -> T:
     """Record a job, do ``work`` as that job in this process, and record how it ended. ``result`` tells what the row
     should say of what ``work`` gave.
 
     Raises what ``work`` raises, and RefusedError when the job was taken from this process meanwhile.
     """
-    policy_of(wiring, server)  # a broken one is told before there is a row
+    policy_of(wiring, server, kind)  # a broken one is told before there is a row
     abandon_dead(wiring)
     now = wiring.clock()
     job = JobRecord(id=new_id(now), kind=str(kind), server=server, state=JobState.RUNNING, queued_at=now,
-                    started_at=now, heartbeat_at=now, owner=owner(), requested_by=user(), arguments=arguments or {},
-                    token=1)
+                    started_at=now, heartbeat_at=now, owner=owner(), requested_by=asked.by if asked else user(),
+                    arguments=arguments or {}, token=1)
     wiring.catalog.jobs.add(job)
+    if asked is not None:
+        asked.begun(job.id)
     return live(wiring, job, work, result, report)
 
 
 def live(wiring: Wiring, job: JobRecord, work: Callable[[JobRun], T], result: Callable[[T], Result],
          report: Report) -> T:
     """Do ``work`` as ``job``, which runs and is this process's, to its recorded end; see ``run_here``."""
-    policy = policy_of(wiring, job.server)
-    _yield_to_others(policy.limits.nice if policy is not None else None)
+    policy = policy_of(wiring, job.server, job.kind)
+    if job.kind != JobKind.RESTORE:  # for which everybody else waits
+        _yield_to_others(policy.limits.nice if policy is not None else None)
     pulse = Pulse(wiring, job, report, hang=_patience(policy, job), rates=wiring.catalog.rates.of(job.server))
     with job_log(wiring.settings, job.id) as log:
         say("job-started", f"{job.kind}, attempt {job.attempt}", server=job.server, job=job.id)
@@ -179,6 +191,8 @@ def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdErro
         at=now, kind=f"job-{state}", severity=severity,
         server=job.server, subject=job.leg or job.kind, message=shown.message, detail=shown.detail, hint=shown.hint,
         job_id=job.id)]
+    if state is JobState.SUCCEEDED:
+        events += recovered(wiring, job, now)
     if trouble:
         say("job-not-followed", trouble, level=logging.ERROR, server=job.server, job=job.id)
         events.append(Event(at=now, kind="job-not-followed", severity=Severity.ERROR, server=job.server,
@@ -188,6 +202,10 @@ def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdErro
     ended = wiring.catalog.jobs.finish(
         job.id, state, now, token=job.token, error=shown, result=came_to.id, bytes=came_to.bytes,
         phases=came_to.phases, then=then, events=events)
+    if job.kind == JobKind.RESTORE:
+        wiring.catalog.restores.settle(now)
+        for follower in then:
+            wiring.catalog.restores.requeue(str(follower.arguments["restore"]), follower.id)
     say(f"job-{state}", str(shown) if shown else f"{came_to.bytes} bytes", server=job.server, job=job.id,
         level=logging.ERROR if state in (JobState.FAILED, JobState.PARTIAL, JobState.ABANDONED) else logging.INFO)
     for follower in then:
@@ -197,7 +215,7 @@ def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdErro
 
 
 def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool) -> list[JobRecord]:
-    policy = policy_of(wiring, job.server)
+    policy = policy_of(wiring, job.server, job.kind)
     now = wiring.clock()
     if state is JobState.CANCELLED and job.cancel_by == DAEMON_STOP:
         return [repetition(job, now, attempt=job.attempt)]
@@ -226,6 +244,7 @@ def abandon_dead(wiring: Wiring) -> tuple[JobRecord, ...]:
 
     Each by itself: one that cannot be ended is told, and the next one is looked at.
     """
+    wiring.catalog.restores.settle(wiring.clock())
     gone = BackupdError("the process that ran this job is gone",
                         hint="run it again; whatever it left at a destination is removed by the next run")
     stopped = CancelledError("the process that ran this job was killed because the service had to stop")
@@ -267,6 +286,8 @@ def _stop_mark(wiring: Wiring, job: JobRecord) -> Path:
 def cancel(wiring: Wiring, job_id: str, by: str) -> JobRecord:
     """Cancel a queued job, or ask whoever runs it to stop. Raises RefusedError when it is over, NotFoundError."""
     job = wiring.catalog.jobs.request_cancel(job_id, by, wiring.clock())
+    if job.kind == JobKind.RESTORE:
+        wiring.catalog.restores.settle(wiring.clock())
     say("job-cancel-requested", f"by {by}", server=job.server, job=job.id)
     return job
 
@@ -278,19 +299,13 @@ def prune(wiring: Wiring) -> tuple[str, ...]:
     return gone
 
 
-def policy_of(wiring: Wiring, server: str) -> Policy | None:
-    """None for a server that is not configured (any more). Raises ConfigurationError for a policy that is broken."""
+def policy_of(wiring: Wiring, server: str, kind: str = "") -> Policy | None:
+    """None for a server that is not configured (any more). Raises ConfigurationError for a policy that is broken, but
+    for a restore: that does without."""
     with suppress(NotFoundError):
-        return wiring.settings.server(server).policy
+        found = wiring.settings.server(server)
+        return found.found if kind == JobKind.RESTORE else found.policy
     return None
-
-
-def user() -> str:
-    """Who is asking, for the record: the login name behind sudo, or of this process."""
-    try:
-        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return f"uid {os.geteuid()}"
 
 
 def _internal(job: JobRecord, error: BaseException) -> BackupdError:

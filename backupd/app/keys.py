@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.app.dependence import Dependence, dependence
+from backupd.app.incidents import Incidents, Pair
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, warning
@@ -24,6 +25,8 @@ from backupd.model.ids import is_id, new_id
 from backupd.transfer.keyring import KeyInfo, resolve_recipients, secret_fingerprints
 from backupd.transfer.phrase import digest_of, matches, new_phrase, open_phrase, seal_phrase
 
+EXPIRING = Pair("key-expiring", "key-renewed")
+OVERDUE = Pair("key-overdue", "key-proved")
 ANSWER_WITHIN = timedelta(days=14)
 """How long the holder of a key may take to answer."""
 _SAID_AGAIN = timedelta(days=7)
@@ -126,6 +129,7 @@ def answer(wiring: Wiring, challenge_id: str, phrase: str, by: str) -> Challenge
     if asked.answered_at is None and asked.has_lapsed(wiring.clock()):
         raise _lapsed(wiring, asked)
     wiring.catalog.challenges.answer(challenge_id, wiring.clock(), by)
+    _tell_proved(wiring, asked.fingerprint, f"{by} has proved the key of {asked.name}")
     for one in wiring.catalog.challenges.list(asked.fingerprint):
         _file(wiring, one.id).unlink(missing_ok=True)
     return wiring.catalog.challenges.get(challenge_id)
@@ -137,6 +141,7 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
     Gives what was issued. A key that cannot be used is an event, not a failure.
     """
     issued = []
+    incidents = Incidents(wiring.catalog)
     for state in keys(wiring, with_backups=False):
         run.check()
         info = state.info
@@ -144,18 +149,30 @@ def issue_due(wiring: Wiring, run: JobRun) -> list[Issued]:
             continue
         if info.problem or info.warning:
             _tell(wiring, Event(
-                at=wiring.clock(), kind="key-expiring", severity=Severity.ERROR if info.problem else Severity.WARNING,
+                at=wiring.clock(), kind=EXPIRING.broken, severity=Severity.ERROR if info.problem else Severity.WARNING,
                 subject=info.fingerprint or info.name, message=info.problem or info.warning or "",
                 hint="backups fail when nothing can be sealed for one of their keys"))
+        else:
+            incidents.mended(EXPIRING, Event(wiring.clock(), EXPIRING.mended, Severity.INFO,
+                                             f"the key of {info.name} does not expire soon any more",
+                                             subject=info.fingerprint))
         if state.overdue:
             _tell(wiring, Event(
-                at=wiring.clock(), kind="key-overdue", severity=Severity.ERROR, subject=state.fingerprint,
+                at=wiring.clock(), kind=OVERDUE.broken, severity=Severity.ERROR, subject=state.fingerprint,
                 message=_overdue(state), hint=_how(wiring, state)))
+        else:
+            _tell_proved(wiring, state.fingerprint, f"the key of {info.name} was proved")
         wanted = state.due_at is None or state.due_at <= wiring.clock()
         if wanted and not state.waiting and not info.problem:
             run.fence()
             issued += challenge(wiring, info.fingerprint)
     return issued
+
+
+def _tell_proved(wiring: Wiring, fingerprint: str, message: str) -> None:
+    """Unless nobody missed it."""
+    Incidents(wiring.catalog).mended(OVERDUE, Event(wiring.clock(), OVERDUE.mended, Severity.INFO, message,
+                                                    subject=fingerprint))
 
 
 def _lapsed(wiring: Wiring, asked: Challenge) -> RefusedError:

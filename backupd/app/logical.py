@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from backupd.app.limits import throttled
 from backupd.app.run import JobRun
@@ -64,7 +65,7 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
     """Freeze every decision about this backup. Reads the server, the keyring and the tools; changes nothing."""
     policy = server.policy
     logical = policy.logical or _DEFAULTS
-    table_set, tables = _chosen(server, logical, run)
+    table_set, tables = chosen_tables(server, run.job.arguments)
     include, exclude = _patterns(tables.include), _patterns(tables.exclude)
     keys, fingerprints = wiring.recipients()
     connection = server.connection()
@@ -103,14 +104,17 @@ def accepts_missing(server: ServerSettings) -> bool:
     return server.policy.logical is not None and server.policy.logical.partial == "accepted"
 
 
-def _chosen(server: ServerSettings, logical: Logical, run: JobRun) -> tuple[str, Tables]:
-    """The name of the set, and its tables."""
-    named = str(run.job.arguments.get("set") or "")
-    patterns = [str(pattern) for pattern in run.job.arguments.get("tables") or ()]
+def chosen_tables(server: ServerSettings, arguments: Mapping[str, Any]) -> tuple[str, Tables]:
+    """The name of the set that a job's arguments ask for, and its tables. Raises NotFoundError for a set that the
+    policy does not have, UsageError for a pattern that is none."""
+    logical = server.policy.logical or _DEFAULTS
+    named = str(arguments.get("set") or "")
+    patterns = [str(pattern) for pattern in arguments.get("tables") or ()]
     if named and patterns:
         raise UsageError("--set and --tables cannot be given together",
                          hint="a set of the policy says by itself which tables it is")
     if patterns:
+        _patterns(patterns)
         return BY_HAND, Tables.model_construct(include=tuple(patterns), exclude=(), max_size=None)
     if not named:
         return "", logical.tables

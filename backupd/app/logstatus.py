@@ -88,7 +88,7 @@ def _status(wiring: Wiring, server: str) -> LogStatus:
     worst = wiring.catalog.lags.worst(server, now - DAY)
     names = dict.fromkeys([*_places(wiring, server), *sorted(runs), *sorted(told)])
     return LogStatus(
-        server, _state(wiring, server, stream), stream, told_at, branches[-1] if branches else None, len(branches),
+        server, state_of(wiring, server, stream), stream, told_at, branches[-1] if branches else None, len(branches),
         len(binlogs.gaps(server)),
         tuple(_held(name, runs.get(name, []), branches, told.get(name, {}), worst.get(name), now) for name in names))
 
@@ -109,7 +109,8 @@ def _held(name: str, runs: list[Run], branches: tuple[Branch, ...], told: Mappin
         told.get("bytes_behind"), str(told.get("error") or ""))
 
 
-def _state(wiring: Wiring, server: str, stream: Mapping[str, Any] | None) -> str:
+def state_of(wiring: Wiring, server: str, stream: Mapping[str, Any] | None) -> str:
+    """As ``LogStatus.state``; ``stream``: what it said of itself last."""
     if not _is_streamed(wiring, server):
         return OFF
     if stream is None or not owner_is_alive(str(stream.get("owner", ""))):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from backupd.process.runtime import runtime_directory
 from backupd.process.stderr import StderrReader
 from backupd.process.supervise import Child, spawn, stop
 
+LOG_SIZE = 4 * 1024 * 1024
+"""Bytes after which a new process begins a new log; one older log is kept."""
 _TAIL_LINES = 30
 
 
@@ -41,9 +43,10 @@ class Offspring:
         return self._stderr.tail(0, _TAIL_LINES)
 
 
-def start(settings: Settings, held: Path, *arguments: str, log: Path | None = None) -> Offspring:
-    """`backupd ARGUMENTS` with the settings in the file ``held``. ``log``: a file that gets its stderr, too. Raises
-    ToolError, OSError."""
+def start(settings: Settings, held: Path, *arguments: str, log: Path | None = None,
+          pass_fds: Sequence[int] = ()) -> Offspring:
+    """`backupd ARGUMENTS` with the settings in the file ``held``. ``log``: a file that gets its stderr, too;
+    ``pass_fds``: descriptors that it has under the same numbers. Raises ToolError, OSError."""
     here = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     command = Command((sys.executable, "-P", "-m", "backupd", *arguments, "--config", str(settings.file),
                        "--settings", str(held)), env=here)
@@ -53,7 +56,7 @@ def start(settings: Settings, held: Path, *arguments: str, log: Path | None = No
         ours.callback(os.close, ear)
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         both.callback(os.close, nothing)
-        child = spawn(command, stdin=nothing, stdout=nothing, stderr=mouth)
+        child = spawn(command, stdin=nothing, stdout=nothing, stderr=mouth, pass_fds=pass_fds)
         ours.callback(stop, [child], polite_seconds=0.0)
         stderr = StderrReader(["backupd"], [ear], log=log)
         stderr.start()
@@ -62,7 +65,11 @@ def start(settings: Settings, held: Path, *arguments: str, log: Path | None = No
 
 
 def open_log(path: Path) -> Path | None:
-    """Make a log that a process may complain into before it has one of its own; None where that cannot be."""
+    """Make a log that a process may complain into before it has one of its own, once a long one was put aside; None
+    where that cannot be."""
+    with suppress(OSError):  # there is none yet, or it grows on
+        if path.stat().st_size > LOG_SIZE:
+            path.replace(path.with_suffix(".log.1"))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))

@@ -40,6 +40,8 @@ from restore.scratch import Scratch, ScratchSpec, scratch_instance
 
 _WITNESSES = 50
 """How many of the newest witnesses are looked at."""
+RANDOM = "random"
+"""The target of a test restore that picks one of all moments."""
 REPLAYED = "binary logs replayed to the target"
 
 
@@ -51,7 +53,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     UsageError, NotFoundError, ConfigurationError, and what reading the archive's indexes does.
     """
     server = wiring.settings.server(server_name)
-    chosen = _anywhere(wiring, server_name) if target == "random" else _planned(wiring, server_name, target)
+    chosen = _anywhere(wiring, server_name) if target == RANDOM else _planned(wiring, server_name, target)
     settings = wiring.settings.needs_restore()
     refuse_cold(chosen, hint=f"a test restore thaws nothing by itself: `backupd thaw {server_name} --to "
                              f"{chosen.target}`, and test it then; or keep backups that are tested elsewhere, too")
@@ -85,7 +87,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         obstacle = str(error)
     proof = make_proof(
         proof_id=scratch.scratch_id, server=server_name, backup_id=record.id,
-        target=chosen.target if target == "random" else target, started_at=started_at, finished_at=wiring.clock(),
+        target=chosen.target if target == RANDOM else target, started_at=started_at, finished_at=wiring.clock(),
         phases=merged(phases), checks=checks, tables_compared=compared, error=trouble, obstacle=obstacle)
     wiring.catalog.proofs.add(proof)
     after_job(wiring)

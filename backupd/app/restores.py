@@ -9,6 +9,7 @@ from pathlib import Path
 
 from backupd.app.coldness import refuse_cold, with_thaw
 from backupd.app.dependence import require_keys
+from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
 from backupd.app.targets import history
 from backupd.app.thawgate import ThawGate
@@ -18,7 +19,6 @@ from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError
 from backupd.model.ids import new_id
 from backupd.model.job import JobState, RestoreRecord
-from backupd.model.progress import Report
 from backupd.model.proof import Phase, Witness
 from restore import executor
 from restore.executor import RestoreOutcome, RestoreSpec
@@ -31,6 +31,8 @@ from restore.target import AtTime, one_gtid, parse_target
 from storage.destination import Destination
 
 MODES = ("new-server", "replica")
+OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
+"""States of a restore that can be gone on with."""
 _NO_BYTES = 1e18
 """Bytes a second for a phase whose time does not depend on the size."""
 
@@ -89,22 +91,31 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
                      everywhere=wishes.everywhere) if cold else found
 
 
+def foresee(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool = False,
+            wishes: Wishes = NO_WISHES, base: str | None = None) -> Plan:
+    """The plan that ``restore`` makes: where an interrupted one waits in ``datadir``, to go on with that. ``base``: the
+    backup to begin from otherwise."""
+    wanted, earlier = _going_on(server_name, target, datadir)
+    return plan(wiring, server_name, wanted, datadir, start=start, wishes=wishes, base=earlier or base)
+
+
 def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool, mode: str,
-            report: Report, wishes: Wishes = NO_WISHES) -> RestoreOutcome:
-    """Restore into ``datadir``, or go on with what an interrupted call left there.
+            run: JobRun, wishes: Wishes = NO_WISHES, restore_id: str = "", base: str | None = None) -> RestoreOutcome:
+    """Restore into ``datadir`` as ``run``, or go on with what an interrupted call left there. ``restore_id``: the row
+    that waits for it; without one it gets a new one, or that of the interrupted one. ``base``: see ``foresee``.
 
     Raises what ``plan`` raises, and RefusedError, DamagedError, KeyUnusableError, ToolError of the execution.
     """
     if mode not in MODES:
         raise RefusedError(f"mode {mode} is not known to this version", hint=f"use one of {', '.join(MODES)}")
     server = wiring.settings.server(server_name)
-    wanted, base = _going_on(server_name, target, datadir)
-    chosen = plan(wiring, server_name, wanted, datadir, start=start, wishes=wishes, base=base)
+    chosen = foresee(wiring, server_name, target, datadir, start=start, wishes=wishes, base=base)
     settings = wiring.settings.needs_restore()
     require_keys(wiring, server_name, chosen.chain)
     gate = gate_of(wiring, chosen, wishes)
     record = wiring.catalog.backups.get(chosen.backup_id)
-    row = _begin(wiring, chosen, datadir)
+    row = (wiring.catalog.restores.take_up(restore_id, run.job.id, owner()) if restore_id
+           else _begin(wiring, chosen, datadir, run))
     spec = RestoreSpec(
         restore_id=row.id, server=server_name, target=target, chain=chosen.chain, replay=chosen.replay,
         moment=moment_of(chosen, record), datadir=datadir, owner=server.owner, start=start, replica=mode == "replica",
@@ -113,7 +124,7 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
     try:
         outcome = executor.execute(
             spec, destinations=sources(wiring, chosen), archives=archives(wiring, chosen),
-            unsealer=wiring.unsealer(), clock=wiring.clock, report=report,
+            unsealer=wiring.unsealer(), clock=wiring.clock, report=run.report, cancel=run.cancel,
             on_phase=lambda phase: _note(wiring, row.id, phase), gate=gate)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt | CancelledError)
@@ -183,18 +194,28 @@ def statements(server: ServerSettings) -> tuple[str, ...]:
     return tuple(check.sql for check in tests.checks) if tests else ()
 
 
-def _begin(wiring: Wiring, chosen: Plan, datadir: Path) -> RestoreRecord:
-    """The row of this restore: a new one, or that of the interrupted one it goes on with."""
+def earlier_attempt(wiring: Wiring, chosen: Plan, place: str, *, exactly: bool = False) -> RestoreRecord | None:
+    """The interrupted restore at ``place`` that ``chosen`` goes on with. ``exactly``: only to the very same target,
+    which without a replay says no more than the backup does."""
     restores = wiring.catalog.restores
     restores.abandon_dead(owner_is_alive, wiring.clock())
-    for row in restores.list(chosen.server, datadir=str(datadir), limit=1):
-        over = row.state in (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
-        same = row.backup_id == chosen.backup_id and (chosen.replay is None or row.target == chosen.target)
-        if over and same:
-            return restores.resume(row.id, owner())
+    for row in restores.list(chosen.server, datadir=place, limit=1):
+        same = row.backup_id == chosen.backup_id and (
+            (chosen.replay is None and not exactly) or row.target == chosen.target)
+        if row.state in OVER and same:
+            return row
+    return None
+
+
+def _begin(wiring: Wiring, chosen: Plan, datadir: Path, run: JobRun) -> RestoreRecord:
+    """The row of this restore: a new one, or that of the interrupted one it goes on with."""
+    restores = wiring.catalog.restores
+    earlier = earlier_attempt(wiring, chosen, str(datadir))
+    if earlier is not None:
+        return restores.take_up(earlier.id, run.job.id, owner())
     row = RestoreRecord(
         id=new_id(wiring.clock()), server=chosen.server, backup_id=chosen.backup_id, target=chosen.target,
-        datadir=str(datadir), state=JobState.RUNNING, started_at=wiring.clock(), owner=owner())
+        datadir=str(datadir), state=JobState.RUNNING, started_at=wiring.clock(), owner=owner(), job_id=run.job.id)
     restores.start(row)
     return row
 

@@ -81,7 +81,7 @@ class Leg:
         return replace(self, cadence=cadence, zone=zone, besides=besides)
 
 
-_KINDS = {"physical.full": JobKind.FULL, "physical.incremental": JobKind.INCREMENTAL,
+KINDS = {"physical.full": JobKind.FULL, "physical.incremental": JobKind.INCREMENTAL,
           "test_restore": JobKind.TEST_RESTORE, "verify": JobKind.VERIFY, "retention": JobKind.RETENTION,
           "challenge": JobKind.CHALLENGE, "witness": JobKind.WITNESS}
 LOGICAL = "logical"
@@ -94,7 +94,7 @@ def logical_leg(table_set: str) -> str:
 
 def former_leg(server: str, leg: str, rhythm: str, other: str | None) -> Leg:
     """A leg that is in no policy any more, as far as it is remembered. Raises KeyError for one of no known name."""
-    kind = JobKind.LOGICAL if leg.partition("/")[0] == LOGICAL else _KINDS[leg]
+    kind = JobKind.LOGICAL if leg.partition("/")[0] == LOGICAL else KINDS[leg]
     return Leg(server, leg, "", kind, "", besides="" if kind is JobKind.INCREMENTAL else None).at_rhythm(rhythm, other)
 
 

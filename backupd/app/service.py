@@ -5,55 +5,59 @@ What a method needs it imports itself: a command that only lists backups need no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backupd.app.asking import Requests
+from backupd.app.deed import Deed, deed
+from backupd.app.listing import Listings
+from backupd.app.scope import require_all, scoped, see
 from backupd.app.settings import held_settings, load_settings
-from backupd.app.wiring import Wiring
+from backupd.app.telling import Telling
+from backupd.app.upkeep import Upkeep
+from backupd.app.wiring import Wiring, user
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.model.backup import BackupDetail, BackupKind, BackupRecord
+from backupd.model.access import Actor, Role, Via
+from backupd.model.backup import BackupDetail, BackupRecord
 from backupd.model.binlog import ChangeKind
 from backupd.model.challenge import Challenge
-from backupd.model.errors import BackupdError
-from backupd.model.hold import Hold, HoldKind
-from backupd.model.job import JobKind, JobRecord, JobState
-from backupd.model.progress import Report
-from backupd.model.proof import Proof
+from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
+from backupd.model.incident import Incident, Message, MessageState
+from backupd.model.job import JobRecord, JobState
 from backupd.model.thaw import Thawing
 
 if TYPE_CHECKING:
-    from backupd.app import config, verification
-    from backupd.app.bootstrap import Copied
+    from backupd.app import config
+    from backupd.app.access import Access
     from backupd.app.deletion import Deleted
     from backupd.app.explain import Explanation
+    from backupd.app.foreground import Foreground
     from backupd.app.holds import Held, Paused
     from backupd.app.keys import Issued, KeyState
     from backupd.app.logstatus import LogStatus
-    from backupd.app.rebuild import Rebuilt
-    from backupd.app.replication import Replicated
-    from backupd.app.retention import Applied
+    from backupd.app.placeview import PlaceView
     from backupd.app.search import Found
+    from backupd.app.serverview import ServerOverview
     from backupd.app.tables import Leftover
     from backupd.app.thawing import Thawed
-    from backupd.app.vouching import Vouched
     from backupd.backup.finding import Finding
+    from backupd.metrics import Values
     from backupd.recovery.timeline import Timeline
     from backupd.retention.decisions import Decisions
-    from restore.executor import RestoreOutcome
     from restore.plan import Plan
-    from restore.tableoutcome import TablesOutcome
     from restore.tableplan import TablePlan
-    from restore.tablerestore import Confirm
 
 
 class Service:
     """Use as ``with Service.open(path) as service``. Every method raises errors of backupd.model.errors."""
 
-    def __init__(self, wiring: Wiring, revision: str) -> None:
-        self._wiring = wiring
+    def __init__(self, wiring: Wiring, revision: str, actor: Actor | None = None) -> None:
+        """``actor``: who asks; without one it is whoever calls this program."""
+        self.actor = actor or Actor(user(), Role.ADMIN, Via.CLI)
+        self._wiring = scoped(wiring, self.actor)
         self._revision = revision
 
     @classmethod
@@ -70,65 +74,92 @@ class Service:
         with open_catalog(settings.catalog) as catalog:
             yield cls(Wiring(settings, catalog), revision)
 
+    def acting(self, actor: Actor) -> Service:
+        """The same for ``actor``: what it asks for and changes is recorded under its name, and servers that it may not
+        see are not there."""
+        return Service(self._wiring, self._revision, actor)
+
+    @property
+    def requests(self) -> Requests:
+        """Work to be queued, plans to be started by their id, and restores by jobs."""
+        return Requests(self._wiring, self.actor)
+
+    @property
+    def listings(self) -> Listings:
+        """Long lists by pages, and policies."""
+        return Listings(self._wiring, self.actor)
+
+    @property
+    def access(self) -> Access:
+        """Tokens and the audit."""
+        from backupd.app.access import Access
+
+        return Access(self._wiring, self.actor)
+
+    @property
+    def telling(self) -> Telling:
+        """Incidents, and the messages about them."""
+        return Telling(self._wiring, self.actor)
+
+    def alerts(self, server: str | None = None, *, is_open: bool | None = True, before: str | None = None,
+               limit: int = 100) -> tuple[Incident, ...]:
+        return self.telling.alerts(server, is_open=is_open, before=before, limit=limit)
+
+    def messages(self, *, state: MessageState | None = None, incident: str | None = None, before: str | None = None,
+                 limit: int = 100) -> tuple[Message, ...]:
+        return self.telling.messages(state=state, incident=incident, before=before, limit=limit)
+
+    def test_alerts(self) -> tuple[Message, ...]:
+        return self.telling.test()
+
+    def acknowledge(self, incident_id: str) -> Incident:
+        return self.telling.acknowledge(incident_id)
+
+    @property
+    def foreground(self) -> Foreground:
+        """Work that this process does itself, while somebody waits."""
+        from backupd.app.foreground import Foreground
+
+        return Foreground(self._wiring, self.actor)
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """Looking after the catalog, its copies, and what lies at the destinations."""
+        return Upkeep(self._wiring, self.actor)
+
     def upgrade_catalog(self) -> str:
         """The revision the catalog's tables have now; opening the service brought them there."""
         return self._revision
-
-    def rebuild_catalog(self, destination: str, report: Report, *, merge: bool = False) -> Rebuilt:
-        """From what lies at one destination; ``merge``: into a catalog that is not empty."""
-        from backupd.app.rebuild import rebuild
-
-        return rebuild(self._wiring, destination, report, merge=merge)
-
-    def copy_catalog(self) -> tuple[Copied, ...]:
-        """Catalog, configuration, proofs and RECOVER.md to every destination, now."""
-        from backupd.app.bootstrap import write_copies
-
-        return write_copies(self._wiring, now=True)
-
-    def sign_documents(self, destination: str, *, unproven: bool = False) -> Vouched:
-        """Sign what lies there unsigned and is what the runs of this catalog stored; ``unproven``: also what merely
-        agrees with the catalog."""
-        from backupd.app.vouching import vouch
-
-        return vouch(self._wiring, destination, unproven=unproven)
 
     def check(self, server: str | None) -> list[Finding]:
         from backupd.app.checkup import check
 
         return check(self._wiring, server)
 
-    def backup(self, server: str, kind: BackupKind, report: Report, *, table_set: str = "",
-               tables: Sequence[str] = ()) -> BackupRecord:
-        """``table_set`` of the policy, or patterns of ``tables``: what a logical backup takes, without them what the
-        policy says. Raises whatever keeps it from being taken; a backup with tables missing is taken."""
-        from backupd.app.actions import perform
-        from backupd.app.jobs import run_here
-        from backupd.app.protection import with_protection
-
-        asked = {"set": table_set, "tables": list(tables)}
-        done = run_here(self._wiring, JobKind(kind), server, lambda run: perform(self._wiring, run), report=report,
-                        arguments={name: value for name, value in asked.items() if value},
-                        result=lambda result: result)
-        return with_protection(self._wiring, [self._wiring.catalog.backups.get(done.id)])[0]
-
     def jobs(self, server: str | None, *, kind: str | None = None, state: JobState | None = None,
              limit: int | None = None) -> tuple[JobRecord, ...]:
         """Newest first. Jobs of servers that are not configured any more are still told."""
-        return self._wiring.catalog.jobs.list(server, kind=kind, state=state, limit=limit)
+        most = limit if self.actor.servers is None else None
+        found = self._wiring.catalog.jobs.list(server, kind=kind, state=state, limit=most)
+        return tuple(job for job in found if self.actor.sees(job.server))[:limit]
 
     def job(self, job_id: str) -> JobRecord:
-        return self._wiring.catalog.jobs.get(job_id)
+        found = self._wiring.catalog.jobs.get(job_id)
+        see(self.actor, found.server, f"job {job_id}")
+        return found
 
     def job_log(self, job_id: str) -> str:
         from backupd.app import logs
 
-        return logs.read_log(self._wiring.settings, self._wiring.catalog.jobs.get(job_id).id)
+        return logs.read_log(self._wiring.settings, self.job(job_id).id)
 
     def cancel_job(self, job_id: str) -> JobRecord:
         from backupd.app import jobs
 
-        return jobs.cancel(self._wiring, job_id, jobs.user())
+        with self._deed("job-cancelled", subject=job_id) as told:
+            found = self.job(job_id)
+            told.concerns(found.server, found.kind)
+            return jobs.cancel(self._wiring, job_id, self.actor.name)
 
     def run_job(self, job_id: str, token: int) -> None:
         """Do a job that a worker has claimed for this process."""
@@ -142,76 +173,73 @@ class Service:
 
         if server is not None:
             self._wiring.settings.server(server)
-        return with_protection(self._wiring, self._wiring.catalog.backups.list(server))
+        found = self._wiring.catalog.backups.list(server)
+        return with_protection(self._wiring, [record for record in found if self.actor.sees(record.server)])
 
     def show(self, backup_id: str) -> BackupDetail:
-        from backupd.app.protection import with_protection
-        from backupd.transfer.manifestio import load_header
+        from backupd.app.stored import detail
 
-        (record,) = with_protection(self._wiring, [self._wiring.catalog.backups.get(backup_id)])
-        errors: list[BackupdError] = []
-        for copy in record.copies:
-            try:
-                header = load_header(self._wiring.destination(copy.destination), record.server, record.id)
-            except BackupdError as error:
-                errors.append(error)
-                continue
-            return BackupDetail(record, len(header.objects), header.recipients, header.codec)
-        raise errors[0]
+        self._backup(backup_id)
+        return detail(self._wiring, backup_id)
 
     def keep(self, backup_id: str, *, pinned: bool) -> tuple[str, ...]:
         """Gives the destinations that could not be told, with why."""
         from backupd.app import deletion
 
-        return deletion.keep(self._wiring, backup_id, pinned=pinned)
+        with self._of_backup("backup-kept" if pinned else "backup-unkept", backup_id):
+            return deletion.keep(self._wiring, backup_id, pinned=pinned)
 
     def delete(self, backup_id: str, *, now: bool = False, with_increments: bool = False) -> Deleted:
         """``held`` of the answer is empty when it is gone (or only marked, without ``now``)."""
         from backupd.app import deletion
 
-        return deletion.delete(self._wiring, backup_id, now=now, with_increments=with_increments)
+        how = [word for word, wanted in (("at once", now), ("with its increments", with_increments)) if wanted]
+        with self._of_backup("backup-deleted", backup_id, detail=", ".join(how)):
+            return deletion.delete(self._wiring, backup_id, now=now, with_increments=with_increments)
 
     def undelete(self, backup_id: str) -> list[str]:
         """Gives the ids that came back: what it builds on comes with it."""
         from backupd.app import deletion
 
-        return deletion.undelete(self._wiring, backup_id)
+        with self._of_backup("backup-undeleted", backup_id):
+            return deletion.undelete(self._wiring, backup_id)
 
     def retention(self, server: str) -> tuple[Decisions, ...]:
         """What the rules say of every backup of the server, for each destination; changes nothing."""
         from backupd.app import retention
 
+        self._concern(server)
         return retention.preview(self._wiring, server, now=self._wiring.clock())
-
-    def apply_retention(self, server: str, report: Report, *, really: bool = False) -> Applied:
-        from backupd.app import retention
-        from backupd.app.jobs import run_here
-
-        return run_here(self._wiring, JobKind.RETENTION, server,
-                        lambda run: retention.apply(self._wiring, server, run, really=really), report=report)
 
     def holds(self) -> tuple[Hold, ...]:
         """Every hold and pause."""
         from backupd.app import holds
 
-        return holds.listed(self._wiring)
+        return tuple(one for one in holds.listed(self._wiring)
+                     if one.server == EVERY_SERVER or self.actor.sees(one.server))
 
     def hold(self, server: str, reason: str) -> Held:
         """``server`` may be ``*`` here and below: every one."""
-        from backupd.app import holds, jobs
+        from backupd.app import holds
 
-        return holds.hold(self._wiring, server, reason, jobs.user())
+        with self._deed("hold-set", server=server, detail=reason):
+            self._concern(server)
+            return holds.hold(self._wiring, server, reason, self.actor.name)
 
     def pause(self, server: str, reason: str, *, stop_running: bool = False) -> Paused:
-        from backupd.app import holds, jobs
+        from backupd.app import holds
 
-        return holds.pause(self._wiring, server, reason, jobs.user(), stop_running=stop_running)
+        with self._deed("pause-set", server=server, detail=reason):
+            self._concern(server)
+            return holds.pause(self._wiring, server, reason, self.actor.name, stop_running=stop_running)
 
     def release(self, server: str, kind: HoldKind) -> tuple[str, ...]:
         """Gives the destinations where a hold may still be written, with why."""
-        from backupd.app import holds, jobs
+        from backupd.app import holds
 
-        return holds.release(self._wiring, server, kind, jobs.user())
+        with self._deed(f"{kind}-released", server=server):
+            self._concern(server)
+            return holds.release(self._wiring, server, kind, self.actor.name)
 
     def explain(self, policy: Path, server: str | None) -> Explanation:
         """What a policy file, in use or not yet, does to a server of this installation."""
@@ -226,16 +254,6 @@ class Service:
 
         return plan(self._wiring, server, target, datadir, wishes=Wishes.of(exclude, replay_with, thaw))
 
-    def restore(self, server: str, target: str, datadir: Path, start: bool, report: Report,
-                mode: str = "new-server", *, exclude: Sequence[str] = (), replay_with: str | None = None,
-                thaw: str | None = None) -> RestoreOutcome:
-        """``exclude``: GTIDs of transactions to leave out; ``replay_with``: ``applier`` or ``pipe``; ``thaw``: thaw
-        what is archived at this tier, and wait for it."""
-        from backupd.app.restores import Wishes, restore
-
-        return restore(self._wiring, server, target, datadir, start=start, mode=mode, report=report,
-                       wishes=Wishes.of(exclude, replay_with, thaw))
-
     def plan_tables(self, server: str, target: str, tables: Sequence[str], *, rename: str | None = None,
                     exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None) -> TablePlan:
         """``tables``: patterns; ``rename``: as ``restore_tables`` takes it."""
@@ -246,100 +264,42 @@ class Service:
         return plan_tables(self._wiring, server, target,
                            TableWishes.of(tables, rename, Wishes.of(exclude, None, thaw), source))
 
-    def restore_tables(self, server: str, target: str, tables: Sequence[str], *, into: str | None = None,
-                       rename: str | None = None, sql: Path | None = None, confirm: str | None = None,
-                       compare: bool = False, ask: Confirm | None = None, triggers: str = "backup",
-                       exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None,
-                       report: Report) -> TablesOutcome:
-        """``into``: the server that gets them; ``rename``: other names for them; ``sql``: a folder for SQL files
-        instead; ``confirm``: the name of ``into`` where live tables are replaced, or ``ask`` is asked; ``source``:
-        ``logical`` or ``physical``."""
-        from backupd.app.restores import Wishes
-        from backupd.app.tables import restore_tables
-        from backupd.app.tableways import TableWishes
-        from restore.handover import Triggers
-
-        wanted = TableWishes.of(tables, rename, Wishes.of(exclude, None, thaw), source)
-        return restore_tables(self._wiring, server, target, wanted, into=into, sql=sql, confirm=confirm,
-                              compare=compare, ask=ask, triggers=Triggers(triggers), report=report)
-
     def thaw(self, server: str, target: str, *, tier: str | None = None, days: int | None = None,
              tables: Sequence[str] = ()) -> Thawed:
         """Ask for what a restore to ``target`` (of ``tables`` only, where some are named) needs out of archives."""
         from backupd.app.restores import Wishes
         from backupd.app.thawing import thaw_for
 
-        wishes = Wishes.of((), None, tier, days)
-        return thaw_for(self._wiring, server, target, wishes, tables)
+        with self._deed("thaw-requested", server=server, detail=target):
+            return thaw_for(self._wiring, server, target, Wishes.of((), None, tier, days), tables, self.actor.name)
 
     def thaws(self, server: str | None) -> list[tuple[JobRecord, Thawing]]:
         """Every thaw that the catalog remembers, newest first; those that wait are looked at where it is time."""
         from backupd.app.thawing import thaws
 
-        return thaws(self._wiring, server)
+        return [(job, thawing) for job, thawing in thaws(self._wiring, server) if self.actor.sees(job.server)]
 
     def raise_thaw(self, job_id: str, tier: str) -> tuple[JobRecord, Thawing]:
         """Ask for what has not come yet at a faster tier."""
         from backupd.app.thawing import raised
 
-        return raised(self._wiring, job_id, tier)
+        with self._deed("thaw-raised", server=self.job(job_id).server, subject=job_id, detail=tier):
+            return raised(self._wiring, job_id, tier)
 
     def leftovers(self, server: str, drop: str | None = None) -> tuple[Leftover, ...]:
         """What unfinished restores of tables left on a server; ``drop``: the id of one, or ``all``."""
         from backupd.app.tables import leftovers
 
-        return leftovers(self._wiring, server, drop=drop)
-
-    def test_restore(self, server: str, target: str, report: Report) -> Proof:
-        from backupd.app.actions import of_proof
-        from backupd.app.jobs import run_here
-        from backupd.app.proving import test_restore
-
-        self._wiring.settings.server(server)
-        return run_here(self._wiring, JobKind.TEST_RESTORE, server,
-                        lambda run: test_restore(self._wiring, server, target, run.report), report=report,
-                        arguments={"target": target}, result=of_proof)
-
-    def verify(self, server: str | None, subset: float | None, report: Report) -> verification.VerifyOutcome:
-        from backupd.app import verification
-        from backupd.app.actions import of_verification
-        from backupd.app.jobs import run_here
-
-        if server is not None:
-            self._wiring.settings.server(server)
-        return run_here(self._wiring, JobKind.VERIFY, server or "",
-                        lambda run: verification.verify(self._wiring, server, subset, run.report), report=report,
-                        arguments={"subset": subset} if subset else {}, result=of_verification)
-
-    def replicate(self, server: str | None, place: str | None, report: Report) -> tuple[Replicated, ...]:
-        """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name."""
-        from backupd.app.actions import of_replication
-        from backupd.app.jobs import run_here
-        from backupd.app.replication import bring_up_to_date
-
-        wiring = self._wiring
-        done = []
-        for name in [server] if server is not None else list(wiring.settings.servers):
-            found = wiring.settings.server(name)
-            known = [*found.required, *found.others]
-            if place is not None and place not in known and server is None:
-                continue  # of those that go there
-            for one in [place] if place is not None else known:
-                done.append(run_here(
-                    wiring, JobKind.REPLICATE, name, lambda run: bring_up_to_date(
-                        wiring, run.job.server, str(run.job.arguments["destination"]), run), report=report,
-                    arguments={"destination": one}, result=of_replication))
-        return tuple(done)
-
-    def fsck(self, *, repair: bool) -> verification.FsckOutcome:
-        from backupd.app import verification
-
-        return verification.fsck(self._wiring, mend=repair)
+        if drop is None:
+            return leftovers(self._wiring, server)
+        with self._deed("leftovers-dropped", server=server, subject=drop):
+            return leftovers(self._wiring, server, drop=drop)
 
     def kept_configuration(self, backup_id: str, out: Path | None) -> config.Contents:
         """What was kept of the server's host with a backup; written to ``out`` where that is given."""
         from backupd.app import config
 
+        self._backup(backup_id)
         return config.show(self._wiring, backup_id, out)
 
     def keys(self) -> list[KeyState]:
@@ -353,41 +313,78 @@ class Service:
         return challenge(self._wiring, recipient)
 
     def answer_challenge(self, challenge_id: str, phrase: str) -> Challenge:
-        from backupd.app import jobs
         from backupd.app.keys import answer
 
-        return answer(self._wiring, challenge_id, phrase, jobs.user())
+        with self._deed("key-answered", subject=challenge_id):
+            return answer(self._wiring, challenge_id, phrase, self.actor.name)
 
     def runbook(self, backup_id: str) -> str:
         """The text beside the backup, from the first copy where it is what was written."""
-        from backupd.transfer.manifestio import load_header, load_side_file
+        from backupd.app.stored import runbook
 
-        record = self._wiring.catalog.backups.get(backup_id)
-        errors: list[BackupdError] = []
-        for copy in record.copies:
-            try:
-                destination = self._wiring.destination(copy.destination)
-                header = load_header(destination, record.server, record.id)
-                return load_side_file(destination, header, header.runbook).decode()
-            except BackupdError as error:
-                errors.append(error)
-        raise errors[0]
+        self._backup(backup_id)
+        return runbook(self._wiring, backup_id)
 
     def binlog_status(self, server: str | None) -> tuple[LogStatus, ...]:
         """Of all servers that stream or ever did, without ``server``."""
         from backupd.app.logstatus import status
 
-        return status(self._wiring, server)
+        return tuple(one for one in status(self._wiring, server) if self.actor.sees(one.server))
 
     def search_binlogs(self, server: str, *, tables: Sequence[str] = (), kinds: Sequence[ChangeKind] = (),
                        since: datetime | None = None, until: datetime | None = None, gtid: str | None = None,
                        limit: int | None = None, branch: str | None = None) -> Iterator[Found]:
         from backupd.app.search import search
 
+        self._concern(server)
         return search(self._wiring, server, tables=tables, kinds=kinds, since=since, until=until, gtid=gtid,
                       limit=limit, branch=branch)
 
     def timeline(self, server: str) -> Timeline:
         from backupd.app.timeline import timeline
 
+        self._concern(server)
         return timeline(self._wiring, server)
+
+    def overview(self, servers: Collection[str] | None = None) -> tuple[ServerOverview, ...]:
+        """Every server at a glance, or those of ``servers``. Raises NotFoundError."""
+        from backupd.app.overview import overview
+
+        return overview(self._wiring, self._wiring.clock(), servers)
+
+    def places(self) -> tuple[PlaceView, ...]:
+        """Every destination at a glance; waits for none."""
+        from backupd.app.placeview import places
+
+        return places(self._wiring, self._wiring.clock())
+
+    def measure(self) -> Values:
+        """Everything that is measured of what the actor sees."""
+        from backupd.app.measuring import measure
+
+        return measure(self._wiring, self._wiring.clock(), everything=self.actor.servers is None)
+
+    # -- inside
+
+    def _deed(self, action: str, *, server: str = "", subject: str = "", detail: str = ""
+              ) -> AbstractContextManager[Deed]:
+        return deed(self._wiring, self.actor, action, server=server, subject=subject, detail=detail)
+
+    @contextmanager
+    def _of_backup(self, action: str, backup_id: str, *, detail: str = "") -> Iterator[Deed]:
+        """What is done to a backup. Raises NotFoundError."""
+        with self._deed(action, subject=backup_id, detail=detail) as told:
+            told.concerns(self._backup(backup_id).server)
+            yield told
+
+    def _backup(self, backup_id: str) -> BackupRecord:
+        found = self._wiring.catalog.backups.get(backup_id)
+        see(self.actor, found.server, f"backup {backup_id}")
+        return found
+
+    def _concern(self, server: str) -> None:
+        """Raises ForbiddenError for every server, NotFoundError for one, where the actor may not see it."""
+        if server == EVERY_SERVER:
+            require_all(self.actor)
+        else:
+            see(self.actor, server, f"server {server!r}")

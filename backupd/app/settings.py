@@ -58,6 +58,11 @@ class ServerSettings:
         return {key: self.destinations[key] for key in self.policy.destinations.others}
 
     @property
+    def preferred(self) -> tuple[str, ...]:
+        """Destinations to read from, the one to ask first before: those of its policy; where that is broken, all."""
+        return (*self.required, *self.others) if self.usable else tuple(self.destinations)
+
+    @property
     def policy_name(self) -> str:
         return self.config.policy
 

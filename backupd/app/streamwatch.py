@@ -7,7 +7,6 @@ a catalog that hangs keeps no stream from running.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import signal
@@ -44,8 +43,6 @@ REPEATED = 3
 """So many failures in a row are an incident."""
 HEALTHY = 60.0
 """Seconds after which a process counts as well: the next failure is the first one again."""
-LOG_SIZE = 4 * 1024 * 1024
-"""Bytes after which a new process begins a new log; one older log is kept."""
 SUBJECT = "process"
 
 
@@ -141,7 +138,7 @@ class StreamWatch:
         one.basis, one.began, one.asked, one.well = basis, now, None, False
         try:
             one.process = start(settings, self._held.file(settings), "run-stream", name,
-                                log=_begun_anew(_log(settings, name)))
+                                log=open_log(_log(settings, name)))
         except (BackupdError, OSError, RuntimeError) as error:
             one.last_words = str(error)
             self._failed(name, one, f"cannot be started: {error}", now)
@@ -247,11 +244,3 @@ def _basis(settings: Settings, name: str) -> str:
 def _log(settings: Settings, name: str) -> Path:
     """Where a stream says what happens to it."""
     return log_folder(settings).with_name("streams") / f"{name}.log"
-
-
-def _begun_anew(log: Path) -> Path | None:
-    """The same, once a long one was put aside; None where it cannot be written."""
-    with contextlib.suppress(OSError):  # there is none yet, or it grows on
-        if log.stat().st_size > LOG_SIZE:
-            log.replace(log.with_suffix(".log.1"))
-    return open_log(log)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from backupd.app.dependence import require_keys
-from backupd.app.restores import archives, gate_of, sources, templates
+from backupd.app.restores import archives, earlier_attempt, gate_of, sources, templates
+from backupd.app.run import JobRun
 from backupd.app.tableways import TableWishes, chosen_way
 from backupd.app.thawgate import parts_of
-from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
+from backupd.app.wiring import Wiring, owner, worker_count
 from backupd.engine.client import Connection
 from backupd.model.clock import format_time
 from backupd.model.errors import (
@@ -26,7 +27,6 @@ from backupd.model.errors import (
 )
 from backupd.model.ids import is_id, new_id
 from backupd.model.job import JobState, RestoreRecord
-from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from restore import tablerestore
 from restore.handover import LostError, Pending, Triggers, pending, settle
@@ -59,9 +59,12 @@ def restore_tables(
     compare: bool,
     ask: Confirm | None,
     triggers: Triggers,
-    report: Report,
+    run: JobRun,
+    restore_id: str = "",
+    promise: Callable[[TablePlan], None] = lambda _chosen: None,
 ) -> TablesOutcome:
-    """Restore them into the server ``into``, or as SQL files into ``sql``.
+    """Restore them into the server ``into``, or as SQL files into ``sql``, as ``run``. ``restore_id``: the row that
+    waits for it; ``promise`` raises where what is done now is not what was asked for.
 
     Without a renaming they take the place of live tables: ``confirm`` must be the name of that server, or ``ask`` is
     asked once it is known how they differ. Raises what ``plan_tables`` raises, RefusedError without confirmation, and
@@ -71,12 +74,14 @@ def restore_tables(
     settings = wiring.settings.needs_restore()
     goal = wiring.settings.server(into) if into is not None else None
     chosen, way = chosen_way(wiring, server_name, target, wanted)
-    _refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
+    promise(chosen)
+    refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
     require_keys(wiring, server_name, chosen.base.chain)
     gate = gate_of(wiring, chosen.base, wanted.wishes)
     for part in parts_of(chosen.base):  # of these tables there is little, and all of it is needed before they are rows
-        gate.wait(part, report, lambda: False)
-    row = _begin(wiring, chosen, _place(chosen, into, sql, wanted, triggers))
+        gate.wait(part, run.report, run.cancel.is_set)
+    row = (wiring.catalog.restores.take_up(restore_id, run.job.id, owner()) if restore_id
+           else _begin(wiring, chosen, place_of(chosen, into, sql, wanted, triggers), run))
     spec = TablesSpec(
         restore_id=row.id, server=server_name, target=target, way=chosen.chosen.way, chain=chosen.base.chain,
         replay=chosen.base.replay, statements=way.statements, goals=chosen.goals, into=into or "", sql=sql,
@@ -87,7 +92,8 @@ def restore_tables(
     try:
         outcome = tablerestore.execute(
             spec, goal.restore_connection() if goal else None, destinations=sources(wiring, chosen.base),
-            archives=archives(wiring, chosen.base), unsealer=wiring.unsealer(), clock=wiring.clock, report=report,
+            archives=archives(wiring, chosen.base), unsealer=wiring.unsealer(), clock=wiring.clock,
+            report=run.report, cancel=run.cancel,
             confirm=_answer(into, confirm, ask), on_phase=lambda phase: _note(wiring, row.id, phase),
             on_done=lambda phases: _succeeded(wiring, row.id, phases))
     except BaseException as error:
@@ -158,7 +164,7 @@ def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> t
     return tuple(told)
 
 
-def _refuse_unconfirmed(wanted: TableWishes, into: str | None, confirm: str | None, *, compare: bool, asked: bool
+def refuse_unconfirmed(wanted: TableWishes, into: str | None, confirm: str | None, *, compare: bool, asked: bool
                         ) -> None:
     if into is None or wanted.renaming is not None or compare:
         return
@@ -177,7 +183,7 @@ def _answer(into: str | None, confirm: str | None, ask: Confirm | None) -> Confi
     return ask
 
 
-def _place(chosen: TablePlan, into: str | None, sql: Path | None, wanted: TableWishes, triggers: Triggers) -> str:
+def place_of(chosen: TablePlan, into: str | None, sql: Path | None, wanted: TableWishes, triggers: Triggers) -> str:
     """What tells one restore from another in the catalog, where those of whole servers have their data directory. An
     interrupted one is gone on with only for the very same rows (``latest`` is another place each time) and names."""
     tables = " ".join(sorted(str(pattern) for pattern in wanted.tables))
@@ -188,18 +194,16 @@ def _place(chosen: TablePlan, into: str | None, sql: Path | None, wanted: TableW
     return f"{tables}{name} -> {into or sql} [{hashlib.sha256(repr(rows).encode()).hexdigest()[:16]}]"
 
 
-def _begin(wiring: Wiring, chosen: TablePlan, place: str) -> RestoreRecord:
+def _begin(wiring: Wiring, chosen: TablePlan, place: str, run: JobRun) -> RestoreRecord:
     """The row of this restore: a new one, or that of the interrupted one it goes on with."""
     restores = wiring.catalog.restores
-    restores.abandon_dead(owner_is_alive, wiring.clock())
     base = chosen.base
-    for row in restores.list(base.server, datadir=place, limit=1):
-        over = row.state in (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
-        if over and row.backup_id == base.backup_id and row.target == base.target:
-            return restores.resume(row.id, owner())
+    earlier = earlier_attempt(wiring, base, place, exactly=True)
+    if earlier is not None:
+        return restores.take_up(earlier.id, run.job.id, owner())
     row = RestoreRecord(
         id=new_id(wiring.clock()), server=base.server, backup_id=base.backup_id, target=base.target, datadir=place,
-        state=JobState.RUNNING, started_at=wiring.clock(), owner=owner())
+        state=JobState.RUNNING, started_at=wiring.clock(), owner=owner(), job_id=run.job.id)
     restores.start(row)
     return row
 

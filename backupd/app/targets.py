@@ -39,8 +39,7 @@ def history(wiring: Wiring, server: ServerSettings, *, exact: bool = True) -> Hi
         return None
     configured = wiring.settings.destinations
     runs = [run for run in binlogs.runs(server.name) if run.destination in configured]
-    resolver = Targets(wiring, server.name, branches, prefer=(*server.required, *server.others),
-                       exact=exact)
+    resolver = Targets(wiring, server.name, branches, prefer=server.preferred, exact=exact)
     return History(branches, runs, binlogs.gaps(server.name), resolver)
 
 

@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from backupd.app.jobs import close, user
+from backupd.app.jobs import close
 from backupd.app.logs import say
-from backupd.app.wiring import Wiring
+from backupd.app.wiring import Wiring, user
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, CancelledError, DestinationError, RefusedError
 from backupd.model.event import Event, Severity
@@ -44,11 +44,12 @@ READY = "thaw-ready"
 
 
 def begin(wiring: Wiring, server: str, target: str, thaw: ThawPlan, parts: Sequence[str], *,
-          of: str = "") -> JobRecord:
+          of: str = "", by: str = "") -> JobRecord:
     """The job that thaws what ``thaw`` names, in the order of ``parts``: one that is under way for all of it, raised to
     a faster tier and for more days where that is wanted, or a new one. Nothing is asked for yet: ``advance`` does that.
 
-    ``of``: which tables it is for, in words. Raises RefusedError for a tier that there is not.
+    ``of``: which tables it is for, in words; ``by`` whom it is asked for. Raises RefusedError for a
+    tier that there is not.
     """
     offer = thaw.offer
     wanted = {(one.destination, one.key) for one in thaw.objects}
@@ -64,7 +65,7 @@ def begin(wiring: Wiring, server: str, target: str, thaw: ThawPlan, parts: Seque
     now = wiring.clock()
     job = JobRecord(
         id=new_id(now), kind=JobKind.THAW, server=server, state=JobState.WAITING, queued_at=now, started_at=now,
-        not_before=now + OURS, requested_by=user(), message="begins to ask for what is archived",
+        not_before=now + OURS, requested_by=by or user(), message="begins to ask for what is archived",
         arguments={"target": target, "tier": thaw.tier, "days": thaw.days, "parts": list(parts), "tables": of,
                    "cost": None if offer.cost is None else round(offer.cost, 4), "currency": thaw.prices.currency})
     wiring.catalog.thaws.begin(job, (

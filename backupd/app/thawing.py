@@ -32,14 +32,15 @@ class Thawed:
                 "thaw": self.thawing.as_json() if self.thawing else None}
 
 
-def thaw_for(wiring: Wiring, server: str, target: str, wishes: Wishes, tables: Sequence[str]) -> Thawed:
+def thaw_for(wiring: Wiring, server: str, target: str, wishes: Wishes, tables: Sequence[str], by: str = ""
+             ) -> Thawed:
     """Ask for what a restore to ``target`` needs, and is not being thawed yet. Raises what ``plan`` raises."""
     wishes = replace(wishes, everywhere=True)
     base = plan_tables(wiring, server, target, TableWishes.of(tables, None, wishes)).base if tables else plan(
         wiring, server, target, None, wishes=wishes)
     if base.thaw is None:
         return Thawed(base)
-    begun = begin(wiring, server, target, base.thaw, parts_of(base), of=" ".join(tables))
+    begun = begin(wiring, server, target, base.thaw, parts_of(base), of=" ".join(tables), by=by)
     job = advance(wiring, begun.id)
     return Thawed(base, job, wiring.catalog.thaws.count(job.id))
 

@@ -29,7 +29,7 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
     records = within_reach(wiring, wiring.catalog.backups.list(server_name))
     archived = history(wiring, server, exact=False)
     now = wiring.clock()
-    preferences = Preferences(destinations=(*server.required, *server.others),
+    preferences = Preferences(destinations=server.preferred,
                               rates=measured_rates(wiring, server_name), start=True)
     try:
         plan = make_plan(server_name, records, Target(Latest()), preferences, now=now, history=archived)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TextIO
@@ -46,6 +47,14 @@ def owner(worker: int | None = None) -> str:
     here = Owner.current()
     process = f"{here.host} {here.boot} {here.namespace} {here.pid} {here.ticks}"
     return process if worker is None else f"{process} {_WORKER}{worker}"
+
+
+def user() -> str:
+    """Who is asking, for the record: the login name behind sudo, or of this process."""
+    try:
+        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
 
 
 def owner_state(text: str) -> bool | None:
@@ -88,6 +97,14 @@ class Wiring:
         if name not in self._opened:
             self._opened[name] = trusting(self.settings, open_destination(name, self.settings.destination(name)))
         return self._opened[name]
+
+    def of(self, servers: Collection[str]) -> Wiring:
+        """The same, as if no others than these were configured. Destinations are opened once for both."""
+        configured = {name: found for name, found in self.settings.servers.items() if name in servers}
+        narrowed = self.settings.configuration.model_copy(update={"servers": configured})
+        found = replace(self, settings=replace(self.settings, configuration=narrowed))
+        object.__setattr__(found, "_opened", self._opened)  # it is frozen for everybody else
+        return found
 
     def usable_destinations(self) -> list[Destination]:
         """Every configured destination that can be reached and was initialised."""

@@ -226,7 +226,7 @@ class Worker:
             one.beat, one.still = row.heartbeat_at, 0.0
             return False
         one.still += min(time.monotonic() - self._looked, 2 * TICK)
-        policy = policy_of(self._wiring, row.server)
+        policy = policy_of(self._wiring, row.server, row.kind)
         limit = max(STILL, policy.limits.hang if policy is not None else STILL)
         if one.still < limit.total_seconds():
             return False

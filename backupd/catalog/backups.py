@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +10,7 @@ from sqlalchemy import Connection, case, delete, exists, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
+from backupd.catalog.listed import Listed, cursor_of, page
 from backupd.catalog.tables import backups, copies
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError
@@ -60,6 +61,21 @@ class Backups:
             rows = connection.execute(query).mappings().all()
             found = _copies_of(connection, [row["id"] for row in rows])
         return tuple(_record(row, found.get(row["id"], ())) for row in rows)
+
+    def page(self, servers: Collection[str] | None = None, *, kind: BackupKind | None = None,
+             state: BackupState | None = None, limit: int = 100, after: str | None = None) -> Listed[BackupRecord]:
+        """One page of the list; ``servers`` None: of all. Raises UsageError for what is no cursor."""
+        query = page(select(backups), backups.c.finished_at, backups.c.id, after, limit)
+        if servers is not None:
+            query = query.where(backups.c.server.in_(servers))
+        for column, wanted in ((backups.c.kind, kind), (backups.c.state, state)):
+            if wanted is not None:
+                query = query.where(column == str(wanted))
+        with self._database.read() as connection:
+            rows = connection.execute(query).mappings().all()
+            found = _copies_of(connection, [row["id"] for row in rows])
+        return Listed.of([_record(row, found.get(row["id"], ())) for row in rows], limit,
+                         lambda record: cursor_of(record.finished_at, record.id))
 
     def newest(self, server: str, *, kind: BackupKind | None = None) -> BackupRecord | None:
         """The newest complete backup of a server."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, Select, delete, func, insert, select
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
+from backupd.catalog.listed import Listed, number_of
 from backupd.catalog.tables import events
 from backupd.model.event import Event, Severity
 
@@ -33,9 +35,33 @@ class Events:
         with self._database.read() as connection:
             return tuple(_event(row) for row in connection.execute(query).mappings())
 
-    def last(self, server: str, kinds: Collection[str], subject: str) -> Event | None:
-        """The newest one of these kinds about this."""
-        query = (select(events).where(events.c.server == server, events.c.kind.in_(kinds), events.c.subject == subject)
+    def page(self, servers: Collection[str] | None = None, *, kind: str | None = None, job_id: str | None = None,
+             limit: int = 100, after: str | None = None) -> Listed[Event]:
+        """One page of the list; ``servers`` None: of all, and of none. Raises UsageError for what is no cursor."""
+        query = _of(servers, kind, job_id).order_by(events.c.number.desc()).limit(limit + 1)
+        if after is not None:
+            query = query.where(events.c.number < number_of(after))
+        with self._database.read() as connection:
+            found = [_event(row) for row in connection.execute(query).mappings()]
+        return Listed.of(found, limit, lambda event: str(event.number))
+
+    def since(self, number: int, servers: Collection[str] | None = None, *, job_id: str | None = None,
+              limit: int = 1000) -> tuple[Event, ...]:
+        """Those with a higher number, oldest first."""
+        query = _of(servers, None, job_id).where(events.c.number > number).order_by(events.c.number).limit(limit)
+        with self._database.read() as connection:
+            return tuple(_event(row) for row in connection.execute(query).mappings())
+
+    def newest(self) -> int:
+        """The highest number that was given, 0 for none."""
+        with self._database.read() as connection:
+            return int(connection.scalar(select(func.max(events.c.number))) or 0)
+
+    def last(self, server: str, kinds: Collection[str], subject: str, *,
+             severities: Collection[Severity] = tuple(Severity)) -> Event | None:
+        """The newest one of these kinds, and this grave, about this."""
+        query = (select(events).where(events.c.server == server, events.c.kind.in_(kinds), events.c.subject == subject,
+                                       events.c.severity.in_([str(one) for one in severities]))
                  .order_by(events.c.number.desc()).limit(1))
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
@@ -45,6 +71,16 @@ class Events:
         """Remove events older than ``before``."""
         with self._database.write() as connection:
             connection.execute(delete(events).where(events.c.at < before))
+
+
+def _of(servers: Collection[str] | None, kind: str | None, job_id: str | None) -> Select[Any]:
+    query = select(events)
+    if servers is not None:
+        query = query.where(events.c.server.in_(servers))
+    for column, wanted in ((events.c.kind, kind), (events.c.job_id, job_id)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    return query
 
 
 def insert_events(connection: Connection, found: Sequence[Event]) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sqlalchemy import delete, insert, select
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
+from backupd.catalog.listed import Listed, cursor_of, page
 from backupd.catalog.phases import phases_from, phases_json
 from backupd.catalog.tables import proofs
 from backupd.model.errors import NotFoundError
@@ -46,6 +49,19 @@ class Proofs:
                 query = query.where(column == wanted)
         with self._database.read() as connection:
             return tuple(_proof(row) for row in connection.execute(query).mappings())
+
+    def page(self, servers: Collection[str] | None = None, *, backup_id: str | None = None,
+             outcome: str | None = None, limit: int = 100, after: str | None = None) -> Listed[Proof]:
+        """One page of the list; ``servers`` None: of all. Raises UsageError for what is no cursor."""
+        query = page(select(proofs), proofs.c.finished_at, proofs.c.id, after, limit)
+        if servers is not None:
+            query = query.where(proofs.c.server.in_(servers))
+        for column, wanted in ((proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        with self._database.read() as connection:
+            found = [_proof(row) for row in connection.execute(query).mappings()]
+        return Listed.of(found, limit, lambda proof: cursor_of(proof.finished_at, proof.id))
 
     def latest(self, server: str, *, outcome: str | None = None) -> Proof | None:
         return next(iter(self.list(server, outcome=outcome, limit=1)), None)

@@ -6,24 +6,34 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from backupd.catalog.absences import Absences
+from backupd.catalog.audit import Audit
 from backupd.catalog.backups import Backups
 from backupd.catalog.binlogs import Binlogs
 from backupd.catalog.challenges import Challenges
+from backupd.catalog.cursors import Cursors
 from backupd.catalog.database import Database
 from backupd.catalog.events import Events
+from backupd.catalog.glances import Glances
 from backupd.catalog.holds import Holds
 from backupd.catalog.identity import identity_of
+from backupd.catalog.incidents import IncidentRows
 from backupd.catalog.jobs import Jobs
 from backupd.catalog.lags import Lags
+from backupd.catalog.messages import Messages
+from backupd.catalog.plans import Plans
 from backupd.catalog.proofs import Proofs
 from backupd.catalog.rates import Rates
 from backupd.catalog.replications import Replications
+from backupd.catalog.requests import Requests
 from backupd.catalog.restores import Restores
 from backupd.catalog.revision import WANTED, current
 from backupd.catalog.schedules import Schedules
 from backupd.catalog.scrubs import Scrubs
+from backupd.catalog.sessions import Sessions
 from backupd.catalog.snapshot import take_history, write_snapshot
 from backupd.catalog.thaws import Thaws
+from backupd.catalog.tokens import Tokens
 from backupd.catalog.watch import Watch
 from backupd.catalog.witnesses import Witnesses
 
@@ -50,6 +60,16 @@ class Catalog:
         self.thaws = Thaws(database)
         self.replications = Replications(database)
         self.watch = Watch(database)
+        self.glances = Glances(database)
+        self.incidents = IncidentRows(database)
+        self.messages = Messages(database)
+        self.cursors = Cursors(database)
+        self.plans = Plans(database)
+        self.absences = Absences(database)
+        self.tokens = Tokens(database)
+        self.sessions = Sessions(database)
+        self.audit = Audit(database)
+        self.requests = Requests(database)
 
     def integrity(self) -> list[str]:
         """What the database finds wrong with itself, one line each. Reads everything; for `backupd fsck`."""
@@ -64,8 +84,8 @@ class Catalog:
         write_snapshot(self._database, target)
 
     def take_history(self, older: Catalog) -> int:
-        """What ``older`` knows of jobs, events, schedules, challenges, proofs, witnesses and pauses, and this one does
-        not; how many rows that was."""
+        """What ``older`` knows of jobs, events, schedules, challenges, proofs, witnesses, pauses and the audit, and
+        this one does not; how many rows that was."""
         return take_history(older._database, self._database)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Table, insert, select, tuple_
 
 from backupd.catalog.database import Database
 from backupd.catalog.logtables import binlog_lags, every_table
+from backupd.catalog.peopletables import audit
 from backupd.catalog.tables import challenges, events, holds, jobs, proofs, restores, schedules, witnesses
 from backupd.model.errors import CatalogError
 from backupd.model.hold import HoldKind
@@ -47,7 +48,7 @@ def take_history(source: Database, target: Database) -> int:
                 wanted = [row for row in batch if _counts(table, row)]
                 with target.write() as here:
                     count += _insert_missing(here, table, wanted)
-    return count + _take_events(source, target)
+    return count + _take_events(source, target) + _take_audit(source, target)
 
 
 def _counts(table: Table, row: dict[str, Any]) -> bool:
@@ -82,6 +83,21 @@ def _take_events(source: Database, target: Database) -> int:
                 if new:
                     here.execute(insert(events), new)
                 count += len(new)
+    return count
+
+
+def _take_audit(source: Database, target: Database) -> int:
+    """The audit goes over as it was written, where none was begun yet: in between, its entries would not follow from
+    each other."""
+    count = 0
+    with source.read() as there, target.write() as here:
+        if here.execute(select(audit.c.number).limit(1)).first() is not None:
+            return 0
+        rows = iter(there.execution_options(yield_per=_BATCH).execute(select(audit).order_by(audit.c.number))
+                    .mappings())
+        while batch := [dict(row) for row in islice(rows, _BATCH)]:
+            here.execute(insert(audit), batch)
+            count += len(batch)
     return count
 
 

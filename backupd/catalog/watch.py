@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -49,6 +51,20 @@ class Watch:
                 "(SELECT oid FROM pg_database WHERE datname = current_database())"),
                 {"high": _KEY >> 32, "low": _KEY & 0xFFFFFFFF}).first()
         return f"on {row[0]} since {row[1]:%Y-%m-%d %H:%M:%S %Z}" if row else ""
+
+    def is_held(self) -> bool | None:
+        """Is anybody on watch, this process or another one? Asks without getting in the way of one that begins; None
+        where that cannot be seen. Raises CatalogError."""
+        if not self._database.sqlite:
+            return bool(self.holder())
+        try:
+            status = self._path().stat()
+            locks = Path("/proc/locks").read_text(encoding="ascii")
+        except FileNotFoundError:
+            return False  # nobody ever was
+        except OSError:
+            return None
+        return any(_is_lock_of(line.split(), status) for line in locks.splitlines())
 
     def held(self) -> bool:
         """Is it still ours? False once the session with PostgreSQL was cut: another service may have it now."""
@@ -110,3 +126,14 @@ class Watch:
                 raise
             session.close()
             return False
+
+
+def _is_lock_of(line: Sequence[str], status: os.stat_result) -> bool:
+    """Is this line of /proc/locks (proc_locks(5)) a lock that somebody has on that file? File systems with devices of
+    their own making (major number 0: btrfs, overlays) are named otherwise there, so of them the inode alone counts."""
+    if "FLOCK" not in line or "->" in line:
+        return False
+    device, _colon, inode = next(field for field in line if field.count(":") == 2).rpartition(":")
+    major, minor = (int(number, 16) for number in device.split(":"))
+    here = (os.major(status.st_dev), os.minor(status.st_dev))
+    return int(inode) == status.st_ino and ((major, minor) == here or major == 0 or here[0] == 0)

@@ -52,7 +52,7 @@ def rebuild(
 
     with session(context, config, as_json) as run:
         with reporting() as report:
-            done = run.service.rebuild_catalog(place, report, merge=into_existing)
+            done = run.service.upkeep.rebuild(place, report, merge=into_existing)
         run.screen.done = "the catalog was rebuilt"
         run.screen.document(done.as_json())
         _show(run.screen, done)
@@ -67,7 +67,7 @@ def copy(context: typer.Context, config: Config = None, as_json: Json = False) -
     Backups do that by themselves, at most once an hour.
     """
     with session(context, config, as_json) as run:
-        told = run.service.copy_catalog()
+        told = run.service.upkeep.copy()
         run.screen.document([one.as_json() for one in told])
         for one in told:
             new = [key for key in (one.catalog, one.configuration, "RECOVER.md" if one.recover else "") if key]
@@ -94,7 +94,7 @@ def sign(
     Only what is, byte by byte, what this installation's own backups stored; the rest is named.
     """
     with session(context, config, as_json) as run:
-        done = run.service.sign_documents(place, unproven=unproven)
+        done = run.service.upkeep.sign(place, unproven=unproven)
         run.screen.document(done.as_json())
         run.screen.line(f"{done.signed} documents were signed")
         for text in done.left:

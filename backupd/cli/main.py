@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from backupd.cli import (
+    access,
+    alerts,
     backups,
     binlog,
     catalog,
@@ -91,6 +93,10 @@ app.command("timeline")(timeline.timeline)
 app.add_typer(binlog.app, name="binlog")
 app.command("run-stream", hidden=True)(streams.run_stream)
 app.add_typer(catalog.app, name="catalog")
+app.add_typer(alerts.app, name="alerts")
+app.add_typer(access.app, name="token")
+app.command()(access.audit)
+app.command("run-api", hidden=True)(access.run_api)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def replicate(
 
     with session(context, config, as_json) as run:
         with reporting() as report:
-            found = run.service.replicate(server, to, report)
+            found = run.service.foreground.replicate(server, to, report)
         run.screen.document([one.as_json() for one in found])
         for one in found:
             _show(run.screen, one)

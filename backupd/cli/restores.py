@@ -167,7 +167,7 @@ def restore(
                            thaw=thaw.value if thaw else None)
             return
         with reporting() as report:
-            outcome = run.service.restore(
+            outcome = run.service.foreground.restore(
                 server, target, datadir.absolute(), start, report, mode=mode.value, exclude=exclude or (),
                 replay_with=replay_with.value if replay_with else None, thaw=thaw.value if thaw else None)
         document = outcome.as_json()
@@ -196,7 +196,7 @@ def prove(
 
     with session(context, config, as_json) as run:
         with reporting() as report:
-            proof = run.service.test_restore(server, target, report)
+            proof = run.service.foreground.test_restore(server, target, report)
         run.screen.document(proof.as_json())
         from backupd.cli.render import show_proof
 

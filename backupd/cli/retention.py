@@ -52,7 +52,7 @@ def retention(
             from backupd.cli.progress import reporting
 
             with reporting() as report:
-                applied = run.service.apply_retention(server, report, really=really)
+                applied = run.service.foreground.apply_retention(server, report, really=really)
             run.screen.done = "the rules were applied"
             found, extra = applied.decisions, applied.as_json()
             for name, cleared in applied.cleared.items():

@@ -134,7 +134,7 @@ def restore_tables(
                             default="", show_default=False, err=True) == into)
 
     with reporting() as report:
-        outcome = run.service.restore_tables(
+        outcome = run.service.foreground.restore_tables(
             server, target, tables, into=into, rename=rename, sql=sql.absolute() if sql else None, confirm=confirm,
             compare=compare, ask=ask if sys.stdin.isatty() else None,
             triggers=(triggers or TriggersOf.BACKUP).value, exclude=exclude,

@@ -64,7 +64,8 @@ def backup(
         raise typer.BadParameter("only logical backups take some of the tables: add --kind logical")
     with session(context, config, as_json) as run:
         with reporting() as report:
-            record = run.service.backup(server, kind.as_kind(), report, table_set=table_set, tables=tables or ())
+            record = run.service.foreground.backup(server, kind.as_kind(), report, table_set=table_set,
+                                                   tables=tables or ())
         run.screen.done = f"the backup {record.id} was taken"
         run.screen.document(record.as_json())
         from backupd.cli.render import show_backup
@@ -103,7 +104,7 @@ def verify(
 
     with session(context, config, as_json) as run:
         with reporting() as report:
-            outcome = run.service.verify(server, subset, report)
+            outcome = run.service.foreground.verify(server, subset, report)
         document = outcome.as_json()
         run.screen.document(document)
         from backupd.cli.render import show_damages
@@ -121,7 +122,7 @@ def fsck(
 ) -> None:
     """Do catalog, manifests and objects agree? Names each rule that is broken."""
     with session(context, config, as_json) as run:
-        outcome = run.service.fsck(repair=repair)
+        outcome = run.service.upkeep.fsck(repair=repair)
         document = outcome.as_json()
         run.screen.document(document)
         from backupd.cli.render import show_disagreements

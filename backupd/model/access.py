@@ -82,6 +82,19 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    """Somebody logged in to the web page with a token. ``digest``: SHA-256 of what the browser's cookie holds;
+    ``csrf``: what each of its forms has to bring along."""
+
+    digest: str
+    token_id: str
+    csrf: str
+    created_at: datetime
+    expires_at: datetime
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
 class AuditEntry:
     """Who did what. ``action``: a stable word (``backup-deleted``, ``restore-started``); ``subject``: the id it was
     done to; ``outcome``: ``done``, ``refused`` or ``failed``; ``digest``: over this entry and the one before it, so

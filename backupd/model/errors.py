@@ -5,6 +5,8 @@
     ├── ConfigurationError      configuration or policy files, all problems at once, exit 2
     ├── RefusedError            a rule forbids it; nothing was changed
     │   └── BusyError           somebody else is at it; later it may work
+    ├── UnauthenticatedError    nobody knows who asks: no token, or one that counts no more
+    ├── ForbiddenError          who asks is known, and may not do this
     ├── NotFoundError           no such server, backup, destination
     ├── ToolError               an external program failed
     │   └── ToolMissingError
@@ -99,6 +101,14 @@ class RefusedError(BackupdError):
 
 class BusyError(RefusedError):
     retryable = True
+
+
+class UnauthenticatedError(BackupdError):
+    problem_type = "unauthenticated"
+
+
+class ForbiddenError(BackupdError):
+    problem_type = "forbidden"
 
 
 class NotFoundError(BackupdError):

@@ -67,11 +67,13 @@ FIRST_STATES = frozenset({JobState.QUEUED, JobState.WAITING, JobState.RUNNING, J
 
 RESTORE_MOVES: Mapping[JobState, frozenset[JobState]] = {
     **JOB_MOVES,
-    JobState.FAILED: frozenset({JobState.RUNNING}),
-    JobState.CANCELLED: frozenset({JobState.RUNNING}),
-    JobState.ABANDONED: frozenset({JobState.RUNNING}),
+    JobState.QUEUED: JOB_MOVES[JobState.QUEUED] | {JobState.FAILED, JobState.ABANDONED},
+    JobState.FAILED: frozenset({JobState.QUEUED, JobState.RUNNING}),
+    JobState.CANCELLED: frozenset({JobState.QUEUED, JobState.RUNNING}),
+    JobState.ABANDONED: frozenset({JobState.QUEUED, JobState.RUNNING}),
 }
-"""A restore keeps what it has fetched, so one that failed, was cancelled or abandoned may run again."""
+"""A restore keeps what it has fetched, so one that failed, was cancelled or abandoned may run again, or wait for a job
+that does so. One that waits ends with its job, however that ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import re
 _HIDDEN = "[hidden]"
 _QUOTED = r"""(?:'(?:[^'\\]|\\.|'')*'?|"(?:[^"\\]|\\.|"")*"?)"""
 
+# No rule may begin to match at each place of a word and look to its end from there: lines of a megabyte are printed.
 _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # Hashes of mysql_native_password, and the $A$ form of caching_sha2_password.
     (re.compile(r"\*[0-9A-Fa-f]{40}\b"), _HIDDEN),
@@ -22,9 +23,9 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(\b(?:USING|AS)\s+)(?:0x[0-9A-Fa-f]{16,}|'\$[^']*'|'[0-9A-Za-z+/=.]{32,}')",
                 re.IGNORECASE), rf"\1{_HIDDEN}"),
     (re.compile(rf"(\bPASSWORD\s*\(\s*){_QUOTED}", re.IGNORECASE), rf"\1{_HIDDEN}"),
-    (re.compile(rf"(\b\w*(?:password|passwd|passphrase|secret|token)\w*\s*=\s*)"
+    (re.compile(rf"((?:password|passwd|passphrase|secret|token)\w{{0,64}}\s{{0,16}}=\s*)"
                 rf"(?:{_QUOTED}|(?!\[hidden\])[^\s,;'\"]+)", re.IGNORECASE), rf"\1{_HIDDEN}"),
-    (re.compile(r"([a-z][a-z0-9+.-]*://[^/@:\s]*:)[^/@\s]+@", re.IGNORECASE), rf"\1{_HIDDEN}@"),
+    (re.compile(r"(://[^/@:\s]*:)[^/@\s]+@"), rf"\1{_HIDDEN}@"),
     # " len 16384; hex 0f...; asc ...;" is one line of InnoDB's page dump.
     (re.compile(r"(\blen \d+; hex ).*", re.IGNORECASE | re.DOTALL), r"\1[page content hidden]"),
     (re.compile(r"^(\s*(?:InnoDB: )?)(?:[0-9A-Fa-f]{2}[ ]?){24,}.*$", re.DOTALL), r"\1[page content hidden]"),

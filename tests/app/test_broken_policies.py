@@ -42,9 +42,9 @@ def test_a_broken_policy_in_use_keeps_only_its_servers_from_what_needs_it(
         assert service.pause("*", "a typo", stop_running=True).stopped == ()
         service.release("*", HoldKind.PAUSE)
         with pytest.raises(ConfigurationError, match="bad"):
-            service.verify("db2", None, silent)
+            service.foreground.verify("db2", None, silent)
         assert service.jobs(None) == ()
-        service.verify("db1", None, silent)
+        service.foreground.verify("db1", None, silent)
         assert [finding.subject for finding in service.check(None)
                 if finding.severity == "error" and "policy" in finding.subject] == ["db2: policy"]
 

@@ -21,7 +21,7 @@ import pytest
 from backupd.app import jobs, logs, pulse
 from backupd.app.jobs import live, run_here
 from backupd.app.run import JobRun, Result
-from backupd.app.wiring import Wiring, owner, owner_state
+from backupd.app.wiring import Wiring, owner, owner_state, user
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError, ToolError
 from backupd.model.event import Severity
@@ -107,7 +107,7 @@ def test_a_good_run_is_recorded_with_its_bytes_phases_result_and_log(wiring: Wir
     assert done == 7
     job, = wiring.catalog.jobs.list()
     assert (job.state, job.result, job.bytes, job.phases) == (JobState.SUCCEEDED, "b1", 7, (Phase("backup", 2.0, 7),))
-    assert (job.arguments, job.requested_by, job.token) == ({"x": 1}, jobs.user(), 1)
+    assert (job.arguments, job.requested_by, job.token) == ({"x": 1}, user(), 1)
     assert kinds(wiring) == []
     path = logs.log_path(wiring.settings, job.id)
     assert path == Path(wiring.settings.file.parent) / "jobs" / f"{job.id}.log"

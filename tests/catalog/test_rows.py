@@ -111,7 +111,7 @@ def test_what_is_not_there_is_named(catalog: Catalog) -> None:
     for attempt in (lambda: catalog.backups.get("nix"), lambda: catalog.backups.set_state("nix", BackupState.DAMAGED),
                     lambda: catalog.backups.pin("nix"), lambda: catalog.jobs.get("nix"),
                     lambda: catalog.jobs.finish("nix", JobState.FAILED, samples.NOON, token=1),
-                    lambda: catalog.restores.get("nix"), lambda: catalog.restores.resume("nix"),
+                    lambda: catalog.restores.get("nix"), lambda: catalog.restores.take_up("nix", "job", "me"),
                     lambda: catalog.proofs.get("nix"), lambda: catalog.witnesses.get("nix"),
                     lambda: catalog.backups.add_copy("nix", Copy("local", "complete", samples.NOON)),
                     lambda: catalog.backups.mark_copy_damaged(samples.backup().id, "nix")):
@@ -126,16 +126,16 @@ def test_a_restore_keeps_its_phases_and_can_be_taken_up_again(catalog: Catalog) 
     assert catalog.restores.abandon_dead(lambda _owner: False, samples.NOON)[0].state is JobState.ABANDONED
     with pytest.raises(RefusedError):
         catalog.restores.phase_done("restore-1", Phase("prepared", 1.0))
-    again = catalog.restores.resume("restore-1", owner="me")
+    again = catalog.restores.take_up("restore-1", "job-1", "me")
     assert (again.state, again.owner, again.finished_at, again.error) == (JobState.RUNNING, "me", None, "")
     with pytest.raises(RefusedError):
-        catalog.restores.resume("restore-1")
+        catalog.restores.take_up("restore-1", "job-1", "me")
     catalog.restores.phase_done("restore-1", Phase("prepared", 1.0, 0))
     done = catalog.restores.finish("restore-1", JobState.SUCCEEDED, samples.NOON)
     assert done.phases == (Phase("fetched", 3.0, 100), Phase("prepared", 1.0, 0))
     assert catalog.restores.list(datadir="/srv/new", state=JobState.SUCCEEDED) == (done,)
     with pytest.raises(RefusedError):
-        catalog.restores.resume("restore-1")
+        catalog.restores.take_up("restore-1", "job-1", "me")
 
 
 def test_proofs_come_back_newest_first(catalog: Catalog) -> None:

@@ -1,0 +1,276 @@
+"""Who asks, and whether they may.
+
+``Doorkeeper`` finds out who before anything else is looked at; a route states who may use it by ``allowed(Role.X)`` or
+``anybody``, and one that states neither keeps the program from starting.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from http.cookies import CookieError, SimpleCookie
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.problems import TooManyError, answer, problem
+from api.site import Site, site_of
+from backupd.app.auditing import audit
+from backupd.app.service import Service
+from backupd.app.tokens import UnknownSecretError, actor_of, session_of
+from backupd.app.wiring import Wiring
+from backupd.catalog.tokens import USED_EVERY
+from backupd.model.access import Actor, Role, Session, Via
+from backupd.model.errors import BackupdError, CatalogError, ForbiddenError, NotFoundError, UnauthenticatedError
+
+API = "/v1/"
+CSRF_HEADER = "x-csrf-token"
+_CHANGING = ("POST", "PUT", "PATCH", "DELETE")
+_OPEN = ("/static/", "/healthz", "/readyz", "/favicon.ico")
+"""Below these nobody is asked who they are."""
+_ASK = "send `Authorization: Bearer TOKEN`; `backupd token create` makes one"
+_NEVER = datetime.min.replace(tzinfo=UTC)
+_SCHEME = HTTPBearer(auto_error=False, description="A token of `backupd token create`.")
+
+
+class Doorkeeper:
+    """Puts into the request's state: ``actor`` (Actor or None) and ``session`` (Session or None, of the web page),
+    ``csrf`` (what that session's forms bring along, or "")."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = HTTPConnection(scope)
+        state = scope.setdefault("state", {})
+        state["actor"], state["session"], state["csrf"] = None, None, ""
+        path = scope["path"]
+        try:
+            if not path.startswith(_OPEN):
+                actor, session = await _identified(request)
+                state.update(actor=actor, session=session, csrf=session.csrf if session else "")
+            if path.startswith(API) and state["actor"] is None:
+                raise UnauthenticatedError("this needs a token", hint=_ASK)
+        except BackupdError as error:
+            await answer(request, *problem(error))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+async def _identified(request: HTTPConnection) -> tuple[Actor | None, Session | None]:
+    """Raises UnauthenticatedError for a token that does not count, TooManyError, CatalogError, ForbiddenError."""
+    site, address = site_of(request), address_of(request)
+    header = request.headers.get("authorization")
+    if header is not None:
+        scheme, _, secret = header.partition(" ")
+        if scheme.lower() != "bearer" or not secret.strip():
+            raise UnauthenticatedError("only bearer tokens are understood", hint=_ASK)
+        check_throttle(site, address)
+        return await run_in_threadpool(by_token, site, secret.strip(), address), None
+    if request.scope["method"] in _CHANGING and request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise ForbiddenError("another site's page asked for this", hint="do it on backupd's own page")
+    cookie = cookie_of(request)
+    if not cookie:
+        return None, None
+    check_throttle(site, address)
+    found = await run_in_threadpool(session_of, site.wiring, cookie, address)
+    if found is None:
+        return None, None
+    session, actor = found
+    if request.scope["path"].startswith(API):
+        _check_csrf(request, session)
+    return actor, session
+
+
+def by_token(site: Site, secret: str, address: str, via: Via = Via.API) -> Actor:
+    """Raises UnauthenticatedError; a guess counts against ``address``."""
+    try:
+        actor = actor_of(site.wiring, secret, address, via)
+    except UnknownSecretError:
+        failed(site, address, via)
+        raise
+    passed(site, actor)
+    return actor
+
+
+def check_throttle(site: Site, address: str) -> None:
+    """Raises TooManyError while nobody at ``address`` is heard. The login page asks this, too, and tells ``failed`` and
+    ``passed``."""
+    seconds = site.throttle.wait(address)
+    if seconds > 0:
+        raise TooManyError("too many wrong tokens came from this address", seconds,
+                           hint="wait for as long as Retry-After says, then send the right one")
+
+
+def failed(site: Site, address: str, via: Via = Via.API) -> None:
+    """A wrong token came; the first of a row stands in the audit, and each that costs time."""
+    if site.throttle.failed(address) > 0 or site.throttle.count(address) == 1:
+        nobody = Actor("", Role.VIEWER, via, address=address)
+        site.aside.submit(audit, site.wiring, nobody, "login-failed", outcome="refused")
+
+
+def passed(site: Site, actor: Actor) -> None:
+    """A right one came."""
+    site.throttle.passed(actor.address)
+    now = site.wiring.clock()
+    if now - site.noted.get(actor.token_id, _NEVER) >= USED_EVERY:
+        site.noted[actor.token_id] = now
+        site.aside.submit(_note_use, site.wiring, actor.token_id)
+
+
+def _note_use(wiring: Wiring, token_id: str) -> None:
+    try:
+        wiring.catalog.tokens.used(token_id, wiring.clock())
+    except CatalogError:
+        return  # when a token was used last is told only as far as that is known
+
+
+def _check_csrf(request: HTTPConnection, session: Session) -> None:
+    """A browser sends its cookie along with what other pages ask for; only our own know the session's word."""
+    import secrets
+
+    if request.scope["method"] in _CHANGING:
+        given = request.headers.get(CSRF_HEADER, "")
+        if not secrets.compare_digest(given.encode(), session.csrf.encode()):
+            raise ForbiddenError("the request does not come from a page of this session",
+                                 hint=f"send the page's word as {CSRF_HEADER}, or use a bearer token without a cookie")
+
+
+def address_of(request: HTTPConnection) -> str:
+    return request.client.host if request.client is not None else ""
+
+
+def cookie_name(site: Site) -> str:
+    """With TLS its name keeps other hosts and plain HTTP from setting it."""
+    return "__Host-backupd" if site.secure else "backupd"
+
+
+def cookie_of(request: HTTPConnection) -> str:
+    """The session's cookie; of two of that name the first one counts."""
+    name = cookie_name(site_of(request))
+    for header in request.headers.getlist("cookie"):
+        try:
+            jar = SimpleCookie(header)
+        except CookieError:
+            continue
+        if name in jar:
+            return jar[name].value
+    return ""
+
+
+# -- what a route asks for
+
+
+class Gate:
+    """A dependency: lets in who has ``role`` and sees the server that is named."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+
+    async def __call__(self, request: Request,
+                       _scheme: Annotated[HTTPAuthorizationCredentials | None, Depends(_SCHEME)] = None,
+                       ) -> Actor:
+        actor = current_actor(request)
+        if not actor.has(self.role):
+            if request.method in _CHANGING:
+                await run_in_threadpool(audit, site_of(request).wiring, actor, "access-refused", outcome="refused",
+                                        subject=f"{request.method} {request.url.path}",
+                                        server=request.path_params.get("server", ""))
+            raise ForbiddenError(f"this needs the role {self.role}; yours is {actor.role}",
+                                 hint="ask an administrator for a token with that role")
+        for server in (request.path_params.get("server"), request.query_params.get("server")):
+            if server is not None and not actor.sees(server):
+                raise NotFoundError(f"there is no server {server!r}", hint="GET /v1/servers lists them")
+        return actor
+
+
+async def anybody() -> None:
+    """A dependency that asks for nothing: for a route that everybody may use."""
+
+
+def allowed(role: Role) -> Gate:
+    """A dependency that gives the Actor: ``Depends(allowed(Role.OPERATOR))``."""
+    return Gate(role)
+
+
+def current_actor(request: Request) -> Actor:
+    """Raises UnauthenticatedError where nobody is known."""
+    actor: Actor | None = request.state.actor
+    if actor is None:
+        raise UnauthenticatedError("this needs a token", hint=_ASK)
+    return actor
+
+
+def current_session(request: Request) -> Session | None:
+    """That of the web page, for who is logged in there."""
+    session: Session | None = request.state.session
+    return session
+
+
+def still_allowed(request: Request) -> bool:
+    """May who asked still come in? For an answer that lasts. Raises CatalogError."""
+    site, actor = site_of(request), current_actor(request)
+    session = current_session(request)
+    if session is not None and session.expires_at <= site.wiring.clock():
+        return False
+    return site.wiring.catalog.tokens.get(actor.token_id).is_valid(site.wiring.clock())
+
+
+async def _current_actor(request: Request) -> Actor:
+    return current_actor(request)
+
+
+async def _acting(request: Request) -> Service:
+    return site_of(request).service.acting(current_actor(request))
+
+
+async def _wiring(request: Request) -> Wiring:
+    return site_of(request).wiring
+
+
+async def _site(request: Request) -> Site:
+    return site_of(request)
+
+
+CurrentActor = Annotated[Actor, Depends(_current_actor)]
+Acting = Annotated[Service, Depends(_acting)]
+"""The service, acting for who asks: sees and does what they may, and stands in the audit under their name."""
+Wired = Annotated[Wiring, Depends(_wiring)]
+OnSite = Annotated[Site, Depends(_site)]
+
+
+def stated_role(route: APIRoute) -> tuple[bool, Role | None]:
+    """Whether ``route`` says who may use it, and the role; None: anybody."""
+    found: list[Role | None] = []
+    waiting = list(route.dependant.dependencies)
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one.call, Gate):
+            found.append(one.call.role)
+        elif one.call is anybody:
+            found.append(None)
+        waiting += one.dependencies
+    roles = [role for role in found if role is not None]
+    return bool(found), max(roles, key=lambda role: role.rank, default=None)
+
+
+def operations_of(app: FastAPI) -> tuple[tuple[str, str, Role | None], ...]:
+    """(method, path, role) of every operation; role None: anybody."""
+    return tuple((method, route.path, stated_role(route)[1]) for router in app.state.routers for route in router.routes
+                 if isinstance(route, APIRoute) for method in sorted(route.methods or ()))
+
+
+def require_stated_roles(routes: list[BaseRoute]) -> None:
+    """Raises TypeError, at the start, for a route that everybody could use because nobody thought of it."""
+    for route in routes:
+        path = str(getattr(route, "path", route))
+        if not path.startswith(_OPEN) and not (isinstance(route, APIRoute) and stated_role(route)[0]):
+            raise TypeError(f"{path} says nothing of who may use it: add Depends(allowed(Role...)) or Depends(anybody)")

@@ -1,0 +1,44 @@
+"""What is not as it should be, and the messages that tell of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Query, Request
+from fastapi.responses import JSONResponse
+
+from api.auth import Acting
+from api.routes.answers import ADMIN, OPERATOR, VIEWER, cut, one, page, router_of
+from api.schemas.alerts import AlertsQuery, Incident, Message, MessagesQuery
+
+router = router_of("alerts")
+
+_OPEN = {"open": True, "closed": False, "all": None}
+
+
+@router.get("/alerts", dependencies=[VIEWER], response_model=list[Incident])
+def list_alerts(request: Request, query: Annotated[AlertsQuery, Query()], service: Acting) -> JSONResponse:
+    """What is not as it should be, newest first, each with the next step."""
+    return page(request, cut(service.alerts(query.server, is_open=_OPEN[query.state], before=query.after,
+                                            limit=query.limit + 1), query.limit))
+
+
+@router.post("/alerts/test", dependencies=[ADMIN], response_model=list[Message], status_code=202)
+def test_alerts(service: Acting) -> JSONResponse:
+    """Send a test message by every channel. `GET /v1/messages` tells what became of them."""
+    return JSONResponse([message.as_json() for message in service.test_alerts()], 202)
+
+
+@router.post("/alerts/{id}/acknowledge", dependencies=[OPERATOR], response_model=Incident)
+def acknowledge_alert(
+    incident_id: Annotated[str, Path(alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", description="Id of an alert.",
+                                     examples=["20261121T020712Z-c0ffee01"])], service: Acting) -> JSONResponse:
+    """No reminder is needed: somebody is at it. That it is over is still told."""
+    return one(service.acknowledge(incident_id))
+
+
+@router.get("/messages", dependencies=[VIEWER], response_model=list[Message])
+def list_messages(request: Request, query: Annotated[MessagesQuery, Query()], service: Acting) -> JSONResponse:
+    """Messages that were sent, or wait to be, newest first."""
+    return page(request, cut(service.messages(state=query.state, incident=query.incident, before=query.after,
+                                              limit=query.limit + 1), query.limit))

@@ -1,0 +1,78 @@
+"""What machines ask: does the process live, is it ready, is a server in rotation, and what is measured."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+from fastapi.responses import JSONResponse, Response
+
+from api.auth import OnSite, anybody, current_actor
+from api.headers import is_loopback
+from api.schemas.health import Alive, Presence, Ready
+from api.schemas.problem import Problem
+from api.site import site_of
+from backupd.metrics import CONTENT_TYPE, exposition
+from backupd.model.access import Actor
+from backupd.model.errors import CatalogError
+
+router = APIRouter(tags=["health"])
+
+_NOT_READY = 503
+_NO_STORE = {"Cache-Control": "no-store"}
+ServerName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["shop-db1"])]
+
+
+async def may_measure(request: Request) -> Actor | None:
+    """Who asks for the metrics; None where nobody has to say so. Raises UnauthenticatedError."""
+    api = site_of(request).wiring.settings.api
+    actor: Actor | None = request.state.actor
+    if actor is None and (api.metrics == "token" or (api.metrics == "auto" and not is_loopback(_host(api.listen)))):
+        return current_actor(request)
+    return actor
+
+
+def _host(listen: str) -> str:
+    return listen.rpartition(":")[0].strip("[]").lower()
+
+
+@router.get("/healthz", summary="Does the process live?", response_model=Alive, dependencies=[Depends(anybody)])
+async def healthz() -> Response:
+    """Asks nobody else: it answers as long as the process does."""
+    return JSONResponse({"status": "ok"}, headers=_NO_STORE)
+
+
+@router.get("/readyz", summary="Is it ready?", response_model=Ready, dependencies=[Depends(anybody)],
+            responses={_NOT_READY: {"model": Ready, "description": "Not ready; `reasons` say why."}})
+def readyz(site: OnSite) -> Response:
+    """Ready is: the catalog answers, and a service follows the policies."""
+    reasons = []
+    try:
+        if site.wiring.catalog.watch.is_held() is False:
+            reasons.append("no service follows the policies: nothing starts by itself (is `backupd serve` running?)")
+        site.wiring.catalog.holds.all()
+    except CatalogError as error:
+        reasons.append(error.message)
+    return JSONResponse({"ready": not reasons, "reasons": reasons}, _NOT_READY if reasons else 200, headers=_NO_STORE)
+
+
+@router.get("/healthz/servers/{server}", summary="Is a database server in rotation?", response_model=Presence,
+            dependencies=[Depends(anybody)], responses={
+                404: {"model": Problem, "description": "There is no such server."},
+                _NOT_READY: {"model": Presence, "description": "A backup has taken it out of rotation."}})
+def presence(server: ServerName, site: OnSite) -> Response:
+    """For the health checks of load balancers: 503 while a backup wants the server to be left alone."""
+    present, reason = site.service.listings.server_is_present(server)
+    return JSONResponse({"server": server, "present": present, "reason": reason}, 200 if present else _NOT_READY,
+                        headers=_NO_STORE)
+
+
+@router.get("/metrics", summary="What is measured, for Prometheus", response_class=Response,
+            dependencies=[Depends(anybody)], responses={
+                200: {"description": "The text format of Prometheus.", "content": {"text/plain": {
+                    "schema": {"type": "string"}, "example": 'backupd_server_rpo_seconds{server="shop-db1"} 12.5\n'}}},
+                401: {"model": Problem, "description": "A token is needed; see `api.metrics`."}})
+def metrics(actor: Annotated[Actor | None, Depends(may_measure)], site: OnSite) -> Response:
+    """With a token for some servers, of those alone. `docs/metrics.md` tells what each metric means."""
+    service = site.service if actor is None else site.service.acting(actor)
+    return Response(exposition(service.measure()), headers={"Content-Type": CONTENT_TYPE, **_NO_STORE})

@@ -1,0 +1,26 @@
+"""Destinations and keys: where the backups are, and who opens them."""
+
+from __future__ import annotations
+
+from fastapi.responses import JSONResponse
+
+from api.auth import Acting, CurrentActor
+from api.routes.answers import VIEWER, router_of, several
+from api.schemas.access import Key
+from api.schemas.servers import Destination
+
+router = router_of("destinations")
+
+
+@router.get("/destinations", dependencies=[VIEWER], response_model=list[Destination])
+def list_destinations(actor: CurrentActor, service: Acting) -> JSONResponse:
+    """Every destination: does it answer, how full is it, what is still to be copied there. Empty for a token that sees
+    some servers only."""
+    return several(service.places() if actor.sees("") else ())
+
+
+@router.get("/keys", dependencies=[VIEWER], response_model=list[Key])
+def list_keys(actor: CurrentActor, service: Acting) -> JSONResponse:
+    """The keys that open backups: when each was last proved, when it expires, how many backups depend on it. Empty for
+    a token that sees some servers only."""
+    return several(service.keys() if actor.sees("") else ())

@@ -1,0 +1,63 @@
+"""Servers: how recoverable they are, what the rules make of their backups, what their binary logs hold."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path, Query
+from fastapi.responses import JSONResponse
+
+from api.auth import Acting
+from api.routes.answers import ADMIN, VIEWER, accepted, one, router_of, several
+from api.schemas.jobs import Accepted
+from api.schemas.retention import ApplyRequest, Decisions
+from api.schemas.search import Found, SearchQuery
+from api.schemas.servers import Server
+from api.schemas.timeline import Timeline
+
+router = router_of("servers")
+
+ServerName = Annotated[str, Path(description="Name of a server, as the configuration has it.", examples=["shop-db1"],
+                                 pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+@router.get("/servers", dependencies=[VIEWER], response_model=list[Server])
+def list_servers(service: Acting) -> JSONResponse:
+    """Every server at a glance: is it recoverable, up to when, and what is wrong."""
+    return several(service.overview())
+
+
+@router.get("/servers/{server}", dependencies=[VIEWER], response_model=Server)
+def show_server(server: ServerName, service: Acting) -> JSONResponse:
+    """One server at a glance."""
+    return one(service.overview([server])[0])
+
+
+@router.get("/servers/{server}/timeline", dependencies=[VIEWER], response_model=Timeline)
+def show_timeline(server: ServerName, service: Acting) -> JSONResponse:
+    """Which moments can be restored, what interrupts them, and whether the objectives are kept."""
+    return one(service.timeline(server))
+
+
+@router.get("/servers/{server}/retention", dependencies=[VIEWER], response_model=list[Decisions])
+def preview_retention(server: ServerName, service: Acting) -> JSONResponse:
+    """What the rules keep and what they let go at each destination, and why. Changes nothing."""
+    return several(service.retention(server))
+
+
+@router.post("/servers/{server}/retention", dependencies=[ADMIN], response_model=Accepted,
+             status_code=202)
+def apply_retention(server: ServerName, service: Acting, asked: ApplyRequest | None = None) -> JSONResponse:
+    """Mark what expired; it goes after the grace period."""
+    return accepted(service.requests.retention(server, really=asked is not None and asked.really))
+
+
+@router.get("/servers/{server}/binlog/search", dependencies=[VIEWER], response_model=list[Found])
+def search_binlogs(server: ServerName, query: Annotated[SearchQuery, Query()], service: Acting) -> JSONResponse:
+    """Find transactions in the archived binary logs, oldest first: who deleted these rows, and what is the moment right
+    before that?"""
+    return several(service.search_binlogs(
+        server, tables=query.table, kinds=query.kind, since=query.since, until=query.until, gtid=query.gtid,
+        limit=query.limit, branch=query.branch))
+
+

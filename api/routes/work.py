@@ -1,0 +1,58 @@
+"""Work that people ask for: test restores, verifications, copies, thaws."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+from fastapi.responses import JSONResponse
+
+from api.auth import Acting
+from api.routes.answers import OPERATOR, VERSION, VIEWER, accepted, router_of
+from api.schemas.base import Name
+from api.schemas.base import Query as Parameters
+from api.schemas.jobs import Accepted, AcceptedJobs
+from api.schemas.proofs import ReplicationRequest, TestRestoreRequest, VerificationRequest
+from api.schemas.restores import Thaw, Thawed, ThawRequest
+
+router = router_of("work")
+
+
+class ThawsQuery(Parameters):
+    """Which thaws."""
+
+    server: Name | None = None
+
+
+@router.post("/test-restores", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
+def request_test_restore(asked: TestRestoreRequest, service: Acting) -> JSONResponse:
+    """Restore onto a throw-away server, check the data, keep the proof."""
+    return accepted(service.requests.test_restore(asked.server, asked.target))
+
+
+@router.post("/verifications", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
+def request_verification(asked: VerificationRequest, service: Acting) -> JSONResponse:
+    """Read stored objects again and compare them with their hashes."""
+    return accepted(service.requests.verify(asked.server, asked.subset))
+
+
+@router.post("/replications", dependencies=[OPERATOR], response_model=AcceptedJobs, status_code=202)
+def request_replication(asked: ReplicationRequest, service: Acting) -> JSONResponse:
+    """Bring destinations up to date: a job for each."""
+    jobs = service.requests.replicate(asked.server, asked.destination)
+    headers = {"Location": f"{VERSION}/jobs/{jobs[0].id}"} if jobs else {}
+    return JSONResponse({"jobs": [job.as_json() for job in jobs]}, 202, headers)
+
+
+@router.post("/thaws", dependencies=[OPERATOR], response_model=Thawed, status_code=202)
+def request_thaw(asked: ThawRequest, service: Acting) -> JSONResponse:
+    """Ask for what a restore needs out of archives. It costs money: a plan says how much."""
+    done = service.thaw(asked.server, asked.target, tier=asked.tier, days=asked.days, tables=asked.tables)
+    headers = {"Location": f"{VERSION}/jobs/{done.job.id}"} if done.job is not None else {}
+    return JSONResponse(done.as_json(), 202, headers)
+
+
+@router.get("/thaws", dependencies=[VIEWER], response_model=list[Thaw])
+def list_thaws(query: Annotated[ThawsQuery, Query()], service: Acting) -> JSONResponse:
+    """What is being thawed, and what was, newest first."""
+    return JSONResponse([{"job": job.as_json(), "thaw": thaw.as_json()} for job, thaw in service.thaws(query.server)])

@@ -1,0 +1,131 @@
+"""Jobs: work that goes on, or is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from api.schemas.base import Name, Page, Query, Shape, Text, Time, example
+from backupd.model.job import JobKind, JobState
+
+JOB: dict[str, Any] = {
+    "id": "20261121T020000Z-7f3a9c01", "kind": "physical-full", "server": "shop-db1", "state": "running",
+    "queued_at": "2026-11-21T02:00:00Z", "started_at": "2026-11-21T02:00:01.120000Z", "finished_at": None,
+    "due_at": "2026-11-21T02:00:00Z", "not_before": None, "attempt": 1, "previous": None, "leg": "physical.full",
+    "requested_by": "", "arguments": {}, "cancel_by": "",
+    "progress": {"phase": "copy", "bytes": 1073741824, "bytes_total": 2147483648, "files": 120, "files_total": None,
+                 "note": "", "seconds_left": 12.5},
+    "result": "", "message": "", "detail": "", "hint": "", "bytes": 0, "phases": []}
+QUEUED_JOB: dict[str, Any] = {**JOB, "state": "queued", "started_at": None, "due_at": None, "leg": "",
+                              "requested_by": "anna", "progress": None}
+
+
+class Phase(Shape):
+    """A step that is over."""
+
+    name: str
+    seconds: float = Field(ge=0)
+    bytes: int = Field(ge=0)
+
+
+class Progress(Shape):
+    """How far a job is; totals and the time that is left are null while nobody knows."""
+
+    phase: str
+    bytes: int = Field(ge=0)
+    bytes_total: int | None
+    files: int = Field(ge=0)
+    files_total: int | None
+    note: str
+    seconds_left: float | None
+
+
+class Job(Shape):
+    """One run of something for a server (empty: of all)."""
+
+    model_config = example(JOB)
+
+    id: str
+    kind: JobKind
+    server: str
+    state: JobState = Field(description="`queued`, `waiting` and `running` are not over yet.")
+    queued_at: Time
+    started_at: Time | None
+    finished_at: Time | None
+    due_at: Time | None = Field(description="The time of the schedule that it was started for.")
+    not_before: Time | None = Field(description="A repetition waits until then.")
+    attempt: int = Field(ge=1)
+    previous: str | None = Field(description="The job that this one repeats.")
+    leg: str = Field(description="Part of the policy that asked for it; empty when a person did.")
+    requested_by: str
+    arguments: dict[str, Any]
+    cancel_by: str = Field(description="Who asked to stop it.")
+    progress: Progress | dict[str, Any] | None
+    result: str = Field(description="Id of what it made: a backup, a proof, a restore.")
+    message: str = Field(description="What went wrong, or what it waits for.")
+    detail: str
+    hint: str
+    bytes: int = Field(ge=0, description="Moved, before compression.")
+    phases: list[Phase]
+
+
+class Accepted(Shape):
+    """Long work was begun: follow it at the address in `Location`, or in `GET /v1/events?job=ID`."""
+
+    model_config = example({"job": QUEUED_JOB})
+
+    job: Job
+
+
+class AcceptedJobs(Shape):
+    """Several jobs were begun; `Location` is that of the first."""
+
+    model_config = example({"jobs": [{**QUEUED_JOB, "kind": "replicate", "arguments": {"destination": "offsite"}}]})
+
+    jobs: list[Job]
+
+
+class JobLog(Shape):
+    """What a job did and what its tools said."""
+
+    model_config = example({"id": "20261121T020000Z-7f3a9c01", "log": "2026-11-21T02:00:01Z job-started ...\n"})
+
+    id: str
+    log: str
+
+
+class LogQuery(Query):
+    tail: int | None = Field(None, ge=1, le=100_000, description="Only so many last lines.")
+
+
+class JobsQuery(Page):
+    server: Name | None = Field(None, description="Only those of this server.")
+    kind: JobKind | None = Field(None, description="Only those of this kind.")
+    state: JobState | None = Field(None, description="Only those in this state.")
+
+
+class EventsQuery(Page):
+    server: Name | None = Field(None, description="Only what concerns this server.")
+    job: Text | None = Field(None, max_length=64, description="Only what concerns this job.")
+    kind: Text | None = Field(None, max_length=64, description="Only events of this kind.", examples=["job-failed"])
+
+
+class Event(Shape):
+    """Something that happened that somebody should know."""
+
+    model_config = example({
+        "number": 4711, "at": "2026-11-21T02:07:12Z", "kind": "job-failed", "severity": "error", "server": "shop-db1",
+        "subject": "physical.full", "message": "mariadb-backup ended with 1", "detail": "Too many connections",
+        "hint": "raise max_connections, then run it again", "job": "20261121T020000Z-7f3a9c01"})
+
+    number: int = Field(description="Its place among all; `Last-Event-ID` goes on after it.")
+    at: Time
+    kind: str
+    severity: str = Field(pattern="^(info|warning|error)$")
+    server: str
+    subject: str
+    message: str
+    detail: str
+    hint: str
+    job: str

@@ -1,0 +1,373 @@
+"""The way back: plans, restores and how far they are."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from api.schemas.backups import Position
+from api.schemas.base import Asked, Folder, Id, Name, Page, Shape, Text, Time, example
+from api.schemas.jobs import QUEUED_JOB, Job, Progress
+from api.schemas.problem import Problem
+from backupd.model.job import JobState
+
+_WHOLE: dict[str, Any] = {"server": "shop-db1", "target": "2026-11-21T09:41:03.250Z", "mode": "new-server",
+                          "datadir": "/srv/restored", "start": True}
+_TABLES: dict[str, Any] = {"server": "shop-db1", "target": "before-gtid:0-1-1100", "mode": "tables",
+                           "tables": ["shop.orders"], "into": "shop-db1", "as": "*_restored"}
+_REQUEST: dict[str, Any] = {
+    "server": "shop-db1", "target": "2026-11-21T09:41:03.250Z", "mode": "new-server", "datadir": "/srv/restored",
+    "start": True, "tables": [], "into": "", "as": "", "sql": "", "compare": False, "triggers": "backup",
+    "exclude_gtid": [], "replay_with": "", "thaw": "", "source": ""}
+_PLACE: dict[str, Any] = {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}
+_STOP: dict[str, Any] = {"branch": "20261101T000000Z-11223344", "file": "mysql-bin.000042", "pos": 91823,
+                         "gtid": "0-1-1180", "at": "2026-11-21T09:41:03.120000Z", "next_gtid": "0-1-1181",
+                         "next_at": "2026-11-21T09:41:03.401000Z"}
+_PLAN: dict[str, Any] = {
+    "server": "shop-db1", "target": "2026-11-21T09:41:03.250000Z", "backup": "20261121T020000Z-7f3a9c01",
+    "chain": ["20261121T020000Z-7f3a9c01"], "destinations": ["local"], "position": _PLACE,
+    "reason": "the newest backup before the target", "bytes": 734003200, "bytes_stored": 734003200,
+    "bytes_source": 2147483648, "seconds": 340.5,
+    "steps": [{"name": "fetch", "title": "fetch and unpack", "bytes": 734003200, "seconds": 61.2,
+               "estimate": "measured in 12 restores", "commands": []}],
+    "warnings": [],
+    "replay": {"method": "applier", "reason": "in parallel, by the server's own applier", "bytes": 1048576,
+               "transactions": 81, "legs": [{"start": _PLACE, "stop": _STOP, "segments": 3}], "exclude": [],
+               "doubtful": []},
+    "until": _STOP, "thaw": None, "rto": {"objective": 7200.0, "kept": True}}
+_RESTORE: dict[str, Any] = {
+    "id": "20261121T094500Z-aabbccdd", "server": "shop-db1", "backup": "20261121T020000Z-7f3a9c01",
+    "target": "2026-11-21T09:41:03.250000Z", "datadir": "/srv/restored", "state": "running",
+    "started_at": "2026-11-21T09:45:00Z", "finished_at": None, "error": "", "job": "20261121T094500Z-01020304",
+    "request": _REQUEST, "resumable": False,
+    "phases": [{"name": "fetched", "state": "done", "seconds": 58.1, "bytes": 734003200, "estimate": 61.2},
+               {"name": "prepared", "state": "running", "seconds": None, "bytes": None, "estimate": 40.0}],
+    "progress": {"phase": "prepare", "bytes": 0, "bytes_total": None, "files": 0, "files_total": None, "note": "",
+                 "seconds_left": None}}
+
+
+class RestoreRequest(Asked):
+    """What to restore, to which moment, and where to: a whole server into an empty folder (`new-server`, `replica`),
+    or tables into a running server or SQL files (`tables`)."""
+
+    model_config = example(_WHOLE, _TABLES)
+
+    server: Name
+    target: Text = Field(max_length=1000, examples=["latest", "2026-11-21T09:41:03.250Z", "before-gtid:0-1-1100"],
+                         description="latest | a time with its offset | gtid:... | before-gtid:... | FILE:POS | "
+                                     "backup:ID; any of them may end in @BRANCH.")
+    mode: Literal["new-server", "replica", "tables"] = Field(
+        "new-server", description="`new-server` forgets the replication of the source; `replica` resets nothing.")
+    datadir: Folder | None = Field(None, description="Of a whole restore: an empty folder, or one that does not exist.")
+    start: bool = Field(False, description="Of a whole restore: start a database server on it afterwards.")
+    tables: list[Text] = Field([], max_length=1000, examples=[["shop.orders"]],
+                               description="Patterns of tables: schema.table, where * stands for any text.")
+    into: Name | None = Field(None, description="Of tables: the running server that gets them.")
+    as_: Text | None = Field(None, alias="as", min_length=1, max_length=200, examples=["*_restored"],
+                             description="Of tables: other names. Without it they take the place of the live tables.")
+    sql: Folder | None = Field(None, description="Of tables: write them as SQL files into this new folder.")
+    compare: bool = Field(False, description="Of tables: only tell how they differ from the live ones.")
+    triggers: Literal["backup", "live", "none"] = Field("backup", description="Of tables: whose triggers they get.")
+    exclude_gtid: list[Text] = Field([], max_length=1000, examples=[["0-1-1100"]],
+                                     description="Transactions that are left out of the replay.")
+    replay_with: Literal["applier", "pipe"] | None = Field(None, description="How binary logs are replayed.")
+    thaw: Text | None = Field(None, max_length=64, examples=["Standard"],
+                              description="Thaw what is archived at this tier, and wait for it.")
+    source: Literal["logical", "physical"] | None = Field(None, description="Of tables: what they are taken out of.")
+
+
+class PlanRequest(RestoreRequest):
+    """What would be restored; where to may be left open."""
+
+    model_config = example({"server": "shop-db1", "target": "2026-11-21T09:41:03.250Z"}, _TABLES)
+
+
+class StartRequest(Asked):
+    """Start a plan that was made before."""
+
+    model_config = example({"plan": "20261121T094300Z-5e6f7a8b"},
+                           {"plan": "20261121T094300Z-5e6f7a8b", "confirm": "shop-db1"})
+
+    plan: Id = Field(description="Of `POST /v1/restores/plan`.")
+    confirm: Text | None = Field(None, max_length=200, description="The name of the server whose data may be replaced.")
+
+
+class RestoreAtOnce(RestoreRequest):
+    """Plan and start in one step."""
+
+    model_config = example(_WHOLE, {**_TABLES, "confirm": "shop-db1"})
+
+    confirm: Text | None = Field(None, max_length=200, description="The name of the server whose data may be replaced.")
+
+
+class KeptRequest(Shape):
+    """A request as it is kept: what was left out is empty."""
+
+    server: str
+    target: str
+    mode: Literal["new-server", "replica", "tables"] = "new-server"
+    datadir: str = ""
+    start: bool = False
+    tables: list[str] = Field([])
+    into: str = ""
+    as_: str = Field("", alias="as")
+    sql: str = ""
+    compare: bool = False
+    triggers: str = "backup"
+    exclude_gtid: list[str] = Field([])
+    replay_with: str = ""
+    thaw: str = ""
+    source: str = ""
+
+
+class Step(Shape):
+    """One step of a plan, and what its time was estimated from."""
+
+    name: str
+    title: str
+    bytes: int
+    seconds: float
+    estimate: str
+    commands: list[str]
+
+
+class Stop(Shape):
+    """Where the replay ends, and the first transaction that the copy will not hold."""
+
+    branch: str
+    file: str
+    pos: int
+    gtid: str
+    at: Time | None
+    next_gtid: str | None
+    next_at: Time | None
+
+
+class ReplayLeg(Shape):
+    start: Position
+    stop: Stop
+    segments: int
+
+
+class Replay(Shape):
+    """How binary logs are replayed. `doubtful`: transactions whose effect may differ."""
+
+    method: str
+    reason: str
+    bytes: int
+    transactions: int
+    legs: list[ReplayLeg]
+    exclude: list[str]
+    doubtful: list[str]
+
+
+class Promise(Shape):
+    """What the policy allows, in seconds, and whether the plan keeps to it."""
+
+    objective: float | None
+    kept: bool | None
+
+
+class ThawOffer(Shape):
+    tier: str
+    hours: float
+    cost: float | None
+
+
+class ThawClass(Shape):
+    class_: str = Field(alias="class")
+    count: int
+    bytes: int
+    thawing: int
+
+
+class ColdObject(Shape):
+    destination: str
+    key: str
+    bytes: int
+    class_: str = Field(alias="class")
+    of: str
+    state: str
+
+
+class ThawNeed(Shape):
+    """What has to be thawed before everything can be read; `cost` is an estimate in `currency`."""
+
+    destinations: list[str]
+    count: int
+    bytes: int
+    days: int
+    tier: str
+    hours: float | None
+    cost: float | None
+    currency: str
+    prices_of: str
+    offers: list[ThawOffer]
+    classes: list[ThawClass]
+    objects: list[ColdObject]
+
+
+class TableGoal(Shape):
+    """A table and what it will be called."""
+
+    source: str
+    target: str
+
+
+class Plan(Shape):
+    """What a restore does, how many bytes it moves, and how long it takes. Its id starts it, until it expires."""
+
+    model_config = example({
+        "id": "20261121T094300Z-5e6f7a8b", "made_at": "2026-11-21T09:43:00Z", "made_by": "anna",
+        "expires_at": "2026-11-21T10:43:00Z", "request": _REQUEST, **_PLAN})
+
+    id: str
+    made_at: Time
+    made_by: str
+    expires_at: Time
+    request: KeptRequest
+    server: str
+    target: str
+    backup: str
+    chain: list[str] = Field(description="Backups in the order in which they are applied.")
+    destinations: list[str] = Field(description="Where to read, best first.")
+    position: Position
+    reason: str
+    bytes: int = Field(description="To be fetched.")
+    bytes_stored: int
+    bytes_source: int
+    seconds: float
+    steps: list[Step]
+    warnings: list[str]
+    replay: Replay | None
+    until: Stop | None
+    thaw: ThawNeed | None
+    rto: Promise
+    way: str | None = Field(None, description="Of tables: out of a `logical` or a `physical` backup.")
+    tables: list[TableGoal] | None = None
+    needed: list[str] | None = Field(None, description="Tables that are needed besides.")
+    others: list[str] | None = Field(None, description="The other ways, and why not.")
+
+
+class RefusedRestore(Problem):
+    """A restore that is not started: `plan` is what it would be now, where the one that was asked for has changed;
+    `confirm` is the name to repeat, where data would be replaced and nobody confirmed that."""
+
+    model_config = example({
+        "type": "urn:backupd:problem:unconfirmed", "title": "unconfirmed", "status": 409,
+        "message": "tables of shop-db1 would be replaced, and nobody confirmed that", "detail": "",
+        "hint": "look at the plan; then send it again with confirm", "errors": [], "confirm": "shop-db1"})
+
+    plan: Plan | None = None
+    confirm: str | None = None
+
+
+class RestorePhase(Shape):
+    """A phase of a restore; `estimate`: seconds that the plan counted with."""
+
+    name: str
+    state: Literal["done", "running", "waiting", "skipped", "failed"]
+    seconds: float | None
+    bytes: int | None
+    estimate: float | None
+
+
+class Restore(Shape):
+    """A restore, and how far it is."""
+
+    model_config = example(_RESTORE)
+
+    id: str
+    server: str
+    backup: str
+    target: str
+    datadir: str = Field(description="Where to: a folder, or which tables of which server.")
+    state: JobState
+    started_at: Time
+    finished_at: Time | None
+    error: str
+    job: str | None
+    request: KeptRequest | None
+    resumable: bool = Field(description="Ask for the same again, and it goes on with what it has fetched.")
+    phases: list[RestorePhase]
+    progress: Progress | dict[str, Any] | None
+
+
+class RestoresQuery(Page):
+    server: Name | None = Field(None, description="Only those of this server.")
+    state: JobState | None = Field(None, description="Only those in this state.")
+
+
+class RestoreStarted(Shape):
+    """A restore was begun."""
+
+    model_config = example({"job": {**QUEUED_JOB, "kind": "restore"}, "restore": {
+        **_RESTORE, "state": "queued", "progress": None, "phases": [{**_RESTORE["phases"][1], "state": "waiting"}]}})
+
+    job: Job
+    restore: Restore
+
+
+class ThawRequest(Asked):
+    """Ask for what a restore needs out of archives."""
+
+    model_config = example({"server": "shop-db1", "target": "latest", "tier": "Bulk", "days": 7})
+
+    server: Name
+    target: Text = Field(max_length=1000, description="As of a restore.")
+    tables: list[Text] = Field([], max_length=1000, description="Only what these tables need.")
+    tier: Text | None = Field(None, min_length=1, max_length=64, description="How fast; without it what is configured.")
+    days: int | None = Field(None, ge=1, le=365, description="How long it is to stay thawed.")
+
+
+class ThawState(Shape):
+    """How far a thaw is."""
+
+    objects: int
+    bytes: int
+    ready: int
+    bytes_ready: int
+    failed: int
+    not_asked_yet: int
+    expected_at: Time | None
+    ready_until: Time | None
+    destinations: list[str]
+
+
+_THAW: dict[str, Any] = {
+    "objects": 44, "bytes": 734003200, "ready": 12, "bytes_ready": 201326592, "failed": 0, "not_asked_yet": 0,
+    "expected_at": "2026-11-22T09:00:00Z", "ready_until": None, "destinations": ["vault"]}
+
+
+class Thaw(Shape):
+    """A thaw and its job."""
+
+    model_config = example({"job": {**QUEUED_JOB, "kind": "thaw", "state": "waiting"}, "thaw": _THAW})
+
+    job: Job
+    thaw: ThawState
+
+
+class Thawed(Shape):
+    """What a thaw was asked for; without a job nothing has to be thawed that is not on its way already."""
+
+    model_config = example({
+        "server": "shop-db1", "target": "latest", "chain": ["20261121T020000Z-7f3a9c01"], "needed": None,
+        "job": {**QUEUED_JOB, "kind": "thaw", "state": "waiting"}, "thaw": _THAW})
+
+    server: str
+    target: str
+    chain: list[str]
+    needed: ThawNeed | None
+    job: Job | None
+    thaw: ThawState | None
+
+
+class RestoreRunbook(Shape):
+    """How to do this restore by hand, as Markdown."""
+
+    model_config = example({"id": "20261121T094500Z-aabbccdd", "runbook": "# Restoring shop-db1 by hand\n"})
+
+    id: str
+    runbook: str

@@ -1,0 +1,202 @@
+"""The HTTP server: on a socket that somebody else holds, with patience for nobody who sends too slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from uvicorn import Config, Server
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.main import create_app
+from backupd.app.logs import say
+from backupd.app.service import Service
+from backupd.app.settings import Settings, held_settings, load_settings
+from backupd.app.wiring import Wiring
+from backupd.catalog.session import open_catalog
+from backupd.model.errors import ConfigurationError, Problem, RefusedError, UsageError
+from policies.access import Tls
+
+HEAD_SECONDS = 10.0
+"""For the head of a request to come, from the connection on."""
+HEAD_BYTES = 32 * 1024
+IDLE_SECONDS = 75
+"""For which a connection is kept for the next request."""
+CONNECTIONS = 1000
+END_SECONDS = 8
+"""For what is being answered when the server is to end."""
+
+
+class Http(HttpToolsProtocol):
+    """As the library speaks it, but heads of requests are neither long nor slow."""
+
+    head_seconds = HEAD_SECONDS
+    _head = 0
+    _complete = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the library's
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._complete:
+            self._head += len(data)
+        super().data_received(data)
+        if not self._complete and self._head > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._timer is None:  # the next request of a kept connection
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._complete = True
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._complete, self._head = False, 0
+
+    def _expect_head(self) -> None:
+        self._head, self._complete = 0, False
+        self._timer = self.loop.call_later(self.head_seconds, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self._refuse(b"408 Request Timeout")
+
+    def _refuse(self, status: bytes) -> None:
+        self._stop_timer()
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()
+
+
+class ApiServer(Server):
+    """One run of it. ``ready`` is called when it answers; answers that last are ended when it is to end."""
+
+    def __init__(self, config: Config, app: FastAPI, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._app, self._ready = app, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        close_events(self._app)
+        await super().shutdown(sockets)
+
+
+def close_events(app: FastAPI) -> None:
+    """End every stream of events: those who listen connect again."""
+    app.state.broadcaster.close()
+
+
+def server_of(app: FastAPI, tls: Tls | None = None, ready: Callable[[], None] = lambda: None) -> ApiServer:
+    """Raises ConfigurationError for a certificate that cannot be used."""
+    context = None if tls is None else tls_context(tls)
+    factory: Any = {} if context is None else {"ssl_context_factory": lambda _config, _default: context}
+    return ApiServer(Config(
+        app, http=Http, loop="asyncio", ws="none", lifespan="on", log_config=None, access_log=False,
+        proxy_headers=False, server_header=False, timeout_keep_alive=IDLE_SECONDS, limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=END_SECONDS, **factory), app, ready)
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Raises ConfigurationError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # An encrypted key would have OpenSSL ask on the terminal.
+        context.load_cert_chain(tls.certificate, tls.key, password=lambda: "")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError([Problem(str(tls.certificate), None, "api.tls",
+                                          f"certificate or key cannot be used: {error}")],
+                                 hint="both are PEM files that this user can read, the key has no passphrase and "
+                                      "belongs to the certificate") from error
+    return context
+
+
+def run(config: Path, descriptor: int, *, held: Path | None = None, ready: int | None = None) -> None:
+    """Answer on the socket ``descriptor`` until a signal ends it. ``held``: settings of the service that started this
+    process; ``ready``: a descriptor that is written to once it answers. Raises ConfigurationError, CatalogError,
+    UsageError for a descriptor that is no listening socket."""
+    settings = load_settings(config, strict=False) if held is None else held_settings(held)
+    with _listener(descriptor) as listener, open_catalog(settings.catalog) as catalog, _library_log():
+        wiring = Wiring(settings, catalog)
+        app = create_app(Service(wiring, ""), wiring, reload=_reloader(settings, os.getppid() if held else None))
+
+        def tell() -> None:
+            say("api-started", f"process {os.getpid()} answers at {settings.api.listen}")
+            if ready is not None:
+                os.write(ready, b"!")
+                os.close(ready)
+
+        server_of(app, settings.api.tls, tell).run(sockets=[listener])
+
+
+@contextmanager
+def _listener(descriptor: int) -> Iterator[socket.socket]:
+    try:
+        found = socket.socket(fileno=descriptor)
+        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise OSError("nobody listens on it")
+    except OSError as error:
+        raise UsageError(f"descriptor {descriptor} is no listening socket: {error}",
+                         hint="`backupd serve` starts this with the right one") from error
+    with found:
+        yield found
+
+
+def _reloader(settings: Settings, service: int | None) -> Callable[[], None]:
+    """What asks the process ``service`` to read its configuration anew."""
+    def reload() -> None:
+        if service is None or os.getppid() != service:
+            raise RefusedError("no service is at work that could read its configuration anew",
+                               hint="start `backupd serve`")
+        load_settings(settings.file)  # else it would be refused there, and nobody who asked would hear why
+        os.kill(service, signal.SIGHUP)
+
+    return reload
+
+
+class _Forwarding(logging.Handler):
+    """What the library complains of goes where ours goes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say("api-server", self.format(record), level=record.levelno)
+
+
+@contextmanager
+def _library_log() -> Iterator[None]:
+    logger, handler = logging.getLogger("uvicorn.error"), _Forwarding(logging.ERROR)
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,166 @@
+"""The restore wizard: a question, the plan that answers it, its start; and the search for the statement that did it.
+
+Every step is a page by itself and needs no script. A plan has an address, so that somebody else can be asked to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import RedirectResponse
+
+from api.auth import Acting, Wired, allowed
+from api.problems import status_of
+from api.web.forms import Form, form, moment_of
+from api.web.question import Question
+from api.web.site import link, render
+from api.web.words import problem_of
+from backupd.app.restoring import PlanChangedError, UnconfirmedError
+from backupd.app.search import Found
+from backupd.app.service import Service
+from backupd.app.wiring import Wiring
+from backupd.catalog.plans import StoredPlan
+from backupd.model.access import Role
+from backupd.model.binlog import Change, ChangeKind
+from backupd.model.errors import BackupdError, DamagedError, DestinationError, UsageError
+from backupd.model.table import TableName
+
+router = APIRouter(include_in_schema=False)
+
+FOUND = 50
+"""Transactions that one page of a search shows."""
+
+Sent = Annotated[Form, Depends(form)]
+_VIEWER = [Depends(allowed(Role.VIEWER))]
+
+
+@router.get("/restore", dependencies=_VIEWER)
+def question(request: Request, service: Acting, wiring: Wired) -> Response:
+    """The question. What the address says is filled in; ``?again=ID`` asks what that restore was asked for: one that
+    did not come to its end goes on when the same is asked again."""
+    asked = _query(request)
+    again = asked.text("again")
+    if not again:
+        return _ask(request, service, wiring, Question.linked(asked))
+    record = service.requests.restore_view(again).record
+    wanted = (record.request or {}).get("request")
+    found = Question.again(wanted) if wanted else Question(server=record.server, when="target", target=record.target,
+                                                           datadir=record.datadir)
+    return _ask(request, service, wiring, found)
+
+
+@router.post("/restore", dependencies=_VIEWER)
+def answer(request: Request, service: Acting, wiring: Wired, sent: Sent) -> Response:
+    """The plan that answers it, or the question again with what is wrong."""
+    asked = Question.of(sent)
+    if sent.text("step") == "search":
+        tables = "\n".join(asked.tables)
+        return RedirectResponse(link("restore", "search", server=asked.server, table=tables), status_code=303)
+    try:
+        wanted = asked.request()
+        wanted.check()
+        made = service.requests.plan(wanted)
+    except BackupdError as error:
+        return _ask(request, service, wiring, asked, error)
+    return RedirectResponse(link("restore", "plans", made.id), status_code=303)
+
+
+@router.get("/restore/plans/{plan_id}", dependencies=_VIEWER)
+def plan(request: Request, plan_id: str, service: Acting) -> Response:
+    return _plan(request, service.requests.stored_plan(plan_id))
+
+
+@router.post("/restore/plans/{plan_id}", dependencies=[Depends(allowed(Role.OPERATOR))])
+def start(request: Request, plan_id: str, service: Acting, sent: Sent) -> Response:
+    """Start it: the page of its job. Where something has to be confirmed or has changed, the plan again."""
+    requests = service.requests
+    try:
+        _record, job = requests.restore(plan_id, sent.text("confirm") or None)
+    except PlanChangedError as error:
+        return _plan(request, error.plan, error)
+    except UnconfirmedError as error:
+        return _plan(request, requests.stored_plan(plan_id), error, confirm=error.confirm)
+    except BackupdError as error:
+        return _plan(request, requests.stored_plan(plan_id), error)
+    return RedirectResponse(link("jobs", job.id), status_code=303)
+
+
+@router.get("/restore/search", dependencies=_VIEWER)
+def search(request: Request, service: Acting) -> Response:
+    """Which transaction did it? Each one that is found leads to a restore to right before it."""
+    asked = _query(request)
+    found: list[Found] = []
+    error: BackupdError | None = None
+    looked = bool(asked.text("server") and asked.has("look"))
+    if looked:
+        try:
+            found, error = _look(service, asked)
+        except BackupdError as refused:
+            error = refused
+    values = {name: asked.text(name) for name in ("server", "since", "until", "gtid")}
+    return render(
+        request, "restore_search.html", status=status_of(error) if error is not None and not found else 200,
+        asked={**values, "table": "\n".join(asked.lines("table")), "kinds": asked.lines("kind")},
+        servers=service.listings.servers(), kinds=[str(kind) for kind in ChangeKind],
+        found=found[:FOUND], more=len(found) > FOUND, looked=looked, quoted=_quoted,
+        problem=problem_of(error) if error is not None else None)
+
+
+def _look(service: Service, asked: Form) -> tuple[list[Found], BackupdError | None]:
+    """What is found, and what kept it from being all. Raises what is wrong with the question."""
+    try:
+        kinds = tuple(ChangeKind(word) for word in asked.lines("kind"))
+    except ValueError as error:
+        raise UsageError(f"kinds are {', '.join(ChangeKind)}") from error
+    since, until = asked.text("since"), asked.text("until")
+    found: list[Found] = []
+    try:
+        for one in service.search_binlogs(
+                asked.text("server"), tables=asked.lines("table"), kinds=kinds,
+                since=moment_of(since) if since else None, until=moment_of(until) if until else None,
+                gtid=asked.text("gtid") or None, limit=FOUND + 1):
+            found.append(one)
+    except (DamagedError, DestinationError) as error:
+        return found, error
+    return found, None
+
+
+def _quoted(changes: Sequence[Change]) -> str:
+    """The tables of these changes, for the wizard's question."""
+    return "\n".join(dict.fromkeys(TableName(change.schema, change.name).shown for change in changes))
+
+
+def _query(request: Request) -> Form:
+    names = request.query_params.keys()
+    return Form({name: request.query_params.getlist(name) for name in names})
+
+
+def _ask(request: Request, service: Service, wiring: Wiring, asked: Question, error: BackupdError | None = None,
+         ) -> Response:
+    servers = service.listings.servers()
+    shown: Any = None
+    if asked.server in servers:
+        (shown,) = service.overview([asked.server])
+    elif len(servers) == 1 and not asked.server:
+        return _ask(request, service, wiring, replace(asked, server=servers[0]), error)
+    return render(
+        request, "restore.html", status=200 if error is None else status_of(error), asked=asked, servers=servers,
+        shown=shown, folders=_folders(wiring), problem=problem_of(error) if error is not None else None)
+
+
+def _folders(wiring: Wiring) -> tuple[str, ...]:
+    """Those beneath which operators may restore."""
+    restore = wiring.settings.restore
+    return tuple(str(path) for path in restore.folders) if restore is not None else ()
+
+
+def _plan(request: Request, found: StoredPlan, error: BackupdError | None = None, *, confirm: str = "") -> Response:
+    asked = Question.again(found.request)
+    writes = asked.what == "tables" and bool(asked.into) and not asked.compare
+    return render(
+        request, "restore_plan.html", status=200 if error is None else status_of(error), stored=found,
+        plan=found.document, wanted=asked, confirm=confirm or (asked.into if writes else ""),
+        changed=isinstance(error, PlanChangedError), problem=problem_of(error) if error is not None else None)

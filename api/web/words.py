@@ -1,0 +1,102 @@
+"""What values of the application are called on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from backupd.model.errors import BackupdError, ConfigurationError, Problem
+from backupd.model.units import format_duration, format_size
+
+_KINDS = {
+    "physical-full": "full backup", "physical-incremental": "increment", "logical": "logical backup",
+    "test-restore": "test restore", "retention": "retention", "verify": "verification", "challenge": "key challenge",
+    "witness": "witness", "replicate": "copy", "thaw": "thaw", "restore": "restore",
+}
+
+GOOD, WARNING, BAD, BUSY, QUIET = "good", "warning", "bad", "busy", "quiet"
+"""The five tones of a badge: CSS class ``badge-TONE``, each with a mark of its own."""
+
+_TONES = {
+    GOOD: ("good", "succeeded", "complete", "proved", "passed", "sent", "ok", "kept", "closed", "reachable", "active"),
+    WARNING: ("warning", "partial", "restored", "undecided", "missed", "skipped", "abandoned", "waiting",
+              "acknowledged", "paused", "held", "degraded"),
+    BAD: ("bad", "error", "failed", "damaged", "broken", "gap", "unreachable", "revoked", "expired", "refused"),
+    BUSY: ("running", "queued", "open", "thawing"),
+}
+_TONE_OF = {word: tone for tone, words in _TONES.items() for word in words}
+
+MARKS: Mapping[str, str] = {GOOD: "✓", WARNING: "!", BAD: "✗", BUSY: "▸", QUIET: "·"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An error on a page. ``problems``: of files, with lines, where it has any."""
+
+    message: str
+    detail: str = ""
+    hint: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
+def problem_of(error: BackupdError) -> Shown:
+    if isinstance(error, ConfigurationError):
+        return Shown(error.message, "", error.hint, error.problems)
+    return Shown(error.message, error.detail, error.hint)
+
+
+def tone_of(word: str) -> str:
+    """``good``, ``warning``, ``bad``, ``busy`` or ``quiet``: how a state is drawn."""
+    return _TONE_OF.get(str(word), QUIET)
+
+
+def kind_word(kind: str) -> str:
+    """Of a job or backup: ``increment`` of ``physical-incremental``."""
+    return _KINDS.get(str(kind), str(kind))
+
+
+def state_word(state: str) -> str:
+    return str(state).replace("_", " ").replace("-", " ")
+
+
+def moment_text(moment: datetime | None) -> str:
+    """``2026-11-21 09:41:03Z``; "" of None."""
+    return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def span_text(seconds: float) -> str:
+    """As short as one wants to read it: ``4.2s``, ``3m 20s``, ``2h 5m``, ``3d 4h``."""
+    if seconds < 59.95:
+        return format_duration(max(seconds, 0.0))
+    step = 1 if seconds < 3600 else 60 if seconds < 86400 else 3600
+    return " ".join(format_duration(round(seconds / step) * step).split()[:2])
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """``3m 20s ago``, ``in 2h 5m``, ``now``."""
+    seconds = (now - moment).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"{span_text(seconds)} ago" if seconds > 0 else f"in {span_text(-seconds)}"
+
+
+def progress_words(progress: Mapping[str, Any] | None) -> str:
+    """A job's progress: ``copy: 1.2 GiB of 2.3 GiB, 120 files, 5.0s left``."""
+    if not progress:
+        return ""
+    words = []
+    if progress["bytes"] or progress["bytes_total"]:
+        words.append(format_size(progress["bytes"])
+                     + (f" of {format_size(progress['bytes_total'])}" if progress["bytes_total"] else ""))
+    if progress["files"]:
+        words.append(_files(progress))
+    if progress["seconds_left"] is not None:
+        words.append(f"{span_text(progress['seconds_left'])} left")
+    return ": ".join(filter(None, (str(progress["phase"]), ", ".join(words))))
+
+
+def _files(progress: Mapping[str, Any]) -> str:
+    total = f" of {progress['files_total']}" if progress["files_total"] else ""
+    return f"{progress['files']}{total} files"

@@ -1,0 +1,247 @@
+"""Mail: a letter as the message of RFC 5322 that it becomes, and handing it to a mail server."""
+
+from __future__ import annotations
+
+import smtplib
+import socket
+import ssl
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.headerregistry import Address
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import format_datetime
+from urllib.parse import urlsplit
+
+from backupd.alerts.delivery import Delivered, DeliveryError
+from backupd.alerts.letter import Letter, one_line
+from backupd.process.redact import redact
+from policies.alerts import Email
+
+_PORTS = {"smtp": 25, "smtps": 465}
+_ANSWERS = 10
+"""A mail server may take so many times the time for one answer for all of them."""
+_NOT_ITS_FAULT = frozenset({530, 534, 535, 538})
+"""Answers that begin with 5 and are about us, not the message: somebody will mend the account."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """``thread``: ids of the incidents that it is about; ``begins``: it is the first one about the first of them."""
+
+    message_id: str
+    sent_at: datetime
+    thread: tuple[str, ...] = ()
+    begins: bool = False
+
+
+def as_mail(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
+    """The whole message, text and HTML. The first letter about an incident carries its id, so later ones answer it."""
+    addresses = (email.sender, *email.to)
+    policy = SMTP.clone(utf8=not all(address.isascii() for address in addresses))
+    domain = email.sender.rpartition("@")[2]
+    mail = EmailMessage(policy)
+    mail["From"] = _address(email.sender, f"backupd on {one_line(host, 60)}")
+    mail["To"] = [_address(address) for address in email.to]
+    mail["Subject"] = letter.subject_line
+    mail["Date"] = format_datetime(envelope.sent_at)
+    roots = [f"<{one}@{domain}>" for one in envelope.thread]
+    own = roots[0] if envelope.begins and roots else f"<{envelope.message_id}@{domain}>"
+    mail["Message-ID"] = own
+    before = [root for root in roots if root != own]
+    if before:
+        mail["In-Reply-To"] = before[0]
+        mail["References"] = " ".join(before[:50])
+    mail["Auto-Submitted"] = "auto-generated"
+    mail["X-Auto-Response-Suppress"] = "All"
+    mail.set_content(letter.as_text(), cte="quoted-printable")
+    mail.add_alternative(letter.as_html(), subtype="html", cte="quoted-printable")
+    return mail.as_bytes().decode("utf-8")
+
+
+def _address(text: str, name: str = "") -> Address:
+    user, _, domain = text.rpartition("@")
+    return Address(name, user, domain)
+
+
+def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
+    """Hand ``content`` to the mail server for ``recipients``. Raises DeliveryError when it takes it for none of them.
+    """
+    options = [] if all(address.isascii() for address in (email.sender, *recipients)) else ["SMTPUTF8"]
+    try:
+        with _connected(email) as server:
+            refused = server.sendmail(email.sender, list(recipients), content.encode("utf-8"), mail_options=options)
+    except smtplib.SMTPRecipientsRefused as error:
+        answers = _answers(error.recipients)
+        raise DeliveryError(f"the mail server takes it for none of {len(answers)} recipients", detail=_lines(answers),
+                            hint="look at alerts.email.to, and at what the mail server's log says",
+                            permanent=all(answer.permanent for answer in answers.values())) from None
+    except smtplib.SMTPAuthenticationError as error:
+        raise DeliveryError("the mail server refuses user and password", detail=_said(error),
+                            hint="look at alerts.email.user and password_file") from None
+    except smtplib.SMTPNotSupportedError as error:
+        raise DeliveryError("the mail server lacks something that is needed", detail=str(error),
+                            hint="is STARTTLS or login turned off there? See alerts.email") from None
+    except (smtplib.SMTPConnectError, smtplib.SMTPHeloError) as error:
+        raise DeliveryError(f"the mail server {_place(email)} turns us away", detail=_said(error),
+                            hint="does it take mail from this host? Its log says why it did not") from None
+    except smtplib.SMTPResponseException as error:
+        raise DeliveryError("the mail server refuses the message", detail=_said(error),
+                            hint="look at what the mail server's log says",
+                            permanent=isinstance(error, smtplib.SMTPDataError | smtplib.SMTPSenderRefused)
+                            and _is_permanent(error.smtp_code)) from None
+    except ssl.SSLError as error:
+        raise DeliveryError("there is no encrypted connection to the mail server", detail=str(error),
+                            hint="does its certificate fit its name, and is it known here? See alerts.email.ca_file",
+                            ) from None
+    except (smtplib.SMTPException, OSError) as error:
+        raise DeliveryError(f"the mail server {_place(email)} does not answer", detail=_reason(error),
+                            hint="is it up, and does it listen there? See alerts.email.smtp") from None
+    return _delivered(_answers(refused))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    code: int
+    text: str
+
+    @property
+    def permanent(self) -> bool:
+        return _is_permanent(self.code)
+
+
+def _delivered(refused: Mapping[str, _Answer]) -> Delivered:
+    return Delivered(
+        again=tuple(address for address, answer in refused.items() if not answer.permanent),
+        problem=_lines(refused))
+
+
+def _answers(refused: Mapping[str, tuple[int, bytes]]) -> dict[str, _Answer]:
+    return {address: _Answer(code, redact(one_line(text.decode("utf-8", "replace"), 300)))
+            for address, (code, text) in refused.items()}
+
+
+def _lines(answers: Mapping[str, _Answer]) -> str:
+    return "\n".join(f"{address}: {answer.code} {answer.text}" for address, answer in answers.items())
+
+
+def _is_permanent(code: int) -> bool:
+    return 500 <= code < 600 and code not in _NOT_ITS_FAULT
+
+
+def _said(error: smtplib.SMTPResponseException) -> str:
+    text = error.smtp_error
+    shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+    return f"{error.smtp_code} {redact(one_line(shown, 300))}"
+
+
+def _reason(error: Exception) -> str:
+    return one_line(str(error) or type(error).__name__, 300)
+
+
+def _place(email: Email) -> str:
+    parts = urlsplit(email.smtp)
+    return f"{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
+
+
+@contextmanager
+def _connected(email: Email) -> Iterator[smtplib.SMTP]:
+    """Connected, encrypted and logged in as the settings say. Raises what smtplib raises, DeliveryError."""
+    parts = urlsplit(email.smtp)
+    host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
+    timeout = email.timeout.total_seconds()
+    password = _password(email) if email.user is not None else ""
+    with _Deadline(timeout * _ANSWERS) as deadline:
+        here = socket.gethostname() or "localhost"
+        server: smtplib.SMTP
+        if parts.scheme == "smtps":
+            server = smtplib.SMTP_SSL(local_hostname=here, timeout=timeout, context=_context(email, verified=True))
+        else:
+            server = smtplib.SMTP(local_hostname=here, timeout=timeout)
+        # What the constructor sets when it connects. It must not: the deadline has to know the connection before.
+        setattr(server, "_host", host)  # noqa: B010  no public name for what the certificate is compared with
+        try:
+            deadline.watch(server)
+            code, greeting = server.connect(host, port)
+            if code != 220:
+                raise smtplib.SMTPConnectError(code, greeting)
+            _encrypt(server, email)
+            if email.user is not None:
+                server.ehlo_or_helo_if_needed()
+                server.login(email.user, password)
+            yield server
+        finally:
+            with suppress(smtplib.SMTPException, OSError):
+                server.quit()
+            server.close()
+
+
+def _encrypt(server: smtplib.SMTP, email: Email) -> None:
+    if isinstance(server, smtplib.SMTP_SSL) or email.starttls == "never":
+        return
+    needed = email.starttls == "required" or email.user is not None
+    server.ehlo_or_helo_if_needed()
+    if not server.has_extn("starttls"):
+        if needed:
+            raise DeliveryError("the mail server offers no STARTTLS", hint="nothing is sent in the clear that must not "
+                                "be; use smtps://, or set alerts.email.starttls for a mail server on this host")
+        return
+    # Where encryption is only taken when it is offered, whoever stands in between could take the offer away as well:
+    # a certificate that nobody vouches for is better than none then.
+    server.starttls(context=_context(email, verified=needed or email.ca_file is not None))
+    server.ehlo()
+
+
+def _context(email: Email, *, verified: bool) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=str(email.ca_file) if email.ca_file is not None else None)
+    except OSError as error:
+        raise DeliveryError(f"{email.ca_file} cannot be read: {error.strerror or error}",
+                            hint="it holds the certificates to trust, as PEM: alerts.email.ca_file") from None
+    if not verified:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _password(email: Email) -> str:
+    file = email.password_file
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file is not None else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeliveryError(f"the password of the mail server cannot be read: {error}",
+                            hint="alerts.email.password_file names the file; the service must be able to read it",
+                            ) from None
+    if not lines or not lines[0]:
+        raise DeliveryError(f"{file} holds no password", hint="its first line is the password")
+    return lines[0]
+
+
+@dataclass
+class _Deadline:
+    """Cuts the connection when all takes too long: a server that sends a byte now and then never runs into the time for
+    one answer."""
+
+    seconds: float
+    _timer: threading.Timer | None = field(default=None, init=False)
+
+    def __enter__(self) -> _Deadline:
+        return self
+
+    def watch(self, server: smtplib.SMTP) -> None:
+        self._timer = threading.Timer(self.seconds, self._cut, [server])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _cut(self, server: smtplib.SMTP) -> None:
+        sock = server.sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def __exit__(self, *_reason: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

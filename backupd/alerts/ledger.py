@@ -1,0 +1,164 @@
+"""From events to incidents: which one each opens, adds to or closes, and when somebody has to be told. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from backupd.alerts.rules import (
+    JOB,
+    PAUSE,
+    RECOVERED,
+    RETENTION_REFUSED,
+    Act,
+    Rule,
+    is_reminded,
+    rule_of,
+    rule_of_incident,
+    topic_of,
+)
+from backupd.model.event import Event, Severity
+from backupd.model.ids import new_id
+from backupd.model.incident import Incident, MessageKind
+from backupd.model.job import JobKind
+from backupd.model.units import format_duration
+
+_GRAVITY = {Severity.INFO: 0, Severity.WARNING: 1, Severity.ERROR: 2}
+_SKIPPED = "job-skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Something to tell: the incident as it is now, and why. ``news``: of a recovery, what makes it well again;
+    ``begins``: nothing was told of it before."""
+
+    kind: MessageKind
+    incident: Incident
+    news: str = ""
+    begins: bool = False
+
+
+class Ledger:
+    """What is open. ``incidents``: those that the catalog has; ``reminders``: the pauses before each; ``name`` gives
+    ids."""
+
+    def __init__(self, incidents: Iterable[Incident], reminders: Sequence[timedelta],
+                 name: Callable[[datetime], str] = new_id) -> None:
+        self._open = {incident.id: incident for incident in incidents if incident.is_open}
+        self._reminders, self._name = tuple(reminders), name
+        self._changed: dict[str, Incident] = {}
+
+    @property
+    def changed(self) -> tuple[Incident, ...]:
+        """Those that are not as the catalog has them."""
+        return tuple(self._changed.values())
+
+    @property
+    def open(self) -> tuple[Incident, ...]:
+        return tuple(self._open.values())
+
+    def take(self, event: Event) -> list[Turn]:
+        """What there is to tell because of ``event``."""
+        rule = rule_of(event)
+        if rule.act is Act.CLOSES:
+            turns = [turn for incident in self._meant(event, topic_of(event.kind))
+                     for turn in self._close(incident, event.at, event.message, mailed=rule.mailed)]
+            return turns + self._end_of_refusals(event)
+        if rule.act is Act.SILENT or self._is_paused(event):
+            return []
+        return self._more(event, rule)
+
+    def pass_time(self, now: datetime) -> list[Turn]:
+        """Reminders that are due, and incidents of which nothing was heard for long enough."""
+        turns: list[Turn] = []
+        for incident in self.open:
+            rule = rule_of_incident(incident)
+            if rule.lasts is not None and now - incident.last_at >= rule.lasts:
+                silence = f"nothing more was heard of it for {format_duration(rule.lasts.total_seconds())}"
+                turns += self._close(incident, now, silence, mailed=is_reminded(incident))
+            elif incident.next_reminder is not None and incident.next_reminder <= now:
+                again = replace(incident, reminders=incident.reminders + 1)
+                turns.append(Turn(MessageKind.REMINDER, self._note(replace(
+                    again, next_reminder=self._next_reminder(again, now)))))
+        return turns
+
+    def cover(self, incident: Incident, now: datetime, news: str) -> list[Turn]:
+        """``incident`` is over for a reason that no event tells."""
+        return self._close(incident, now, news, mailed=True)
+
+    def due(self) -> datetime | None:
+        """When ``pass_time`` has something to do next."""
+        moments = [incident.next_reminder for incident in self.open if incident.next_reminder is not None]
+        for incident in self.open:
+            lasts = rule_of_incident(incident).lasts
+            if lasts is not None:
+                moments.append(incident.last_at + lasts)
+        return min(moments, default=None)
+
+    # -- one event
+
+    def _more(self, event: Event, rule: Rule) -> list[Turn]:
+        known = next(iter(self._meant(event, topic_of(event.kind))), None) or self._same_job(event)
+        if known is not None:
+            worse = _GRAVITY[event.severity] > _GRAVITY[known.severity]
+            told = replace(known, count=known.count + 1, last_at=max(event.at, known.last_at),
+                           job_id=event.job_id or known.job_id)
+            if event.kind != RETENTION_REFUSED and known.kind == RETENTION_REFUSED:
+                self._note(told)  # that its job failed is no news
+            elif worse:
+                kind = event.kind if topic_of(event.kind) == topic_of(known.kind) else known.kind
+                self._note(replace(told, kind=kind, severity=event.severity, message=event.message,
+                                   detail=event.detail, hint=event.hint))
+                return [Turn(MessageKind.ALERT, self._open[known.id])] if rule.mailed else []
+            else:
+                self._note(replace(told, message=event.message, detail=event.detail, hint=event.hint))
+            return []
+        new = Incident(self._name(event.at), event.kind, event.server, event.subject, event.severity, event.message,
+                       event.detail, event.hint, event.at, event.at, job_id=event.job_id)
+        new = self._note(replace(new, next_reminder=self._next_reminder(new, event.at)))
+        return [Turn(MessageKind.ALERT, new, begins=True)] if rule.mailed else []
+
+    def _meant(self, event: Event, topic: str) -> list[Incident]:
+        return [incident for incident in self.open if (topic_of(incident.kind), incident.server, incident.subject) == (
+            topic, event.server, event.subject)]
+
+    def _same_job(self, event: Event) -> Incident | None:
+        """Of a job whose failure says once more what another incident has said about it."""
+        if topic_of(event.kind) != JOB or not event.job_id:
+            return None
+        return next((incident for incident in self.open if incident.job_id == event.job_id
+                     and incident.server == event.server), None)
+
+    def _end_of_refusals(self, event: Event) -> list[Turn]:
+        """A run of retention that went well ends what an earlier one was refused."""
+        if event.kind != RECOVERED or event.subject != JobKind.RETENTION:
+            return []
+        return [turn for incident in self.open
+                if incident.kind == RETENTION_REFUSED and incident.server == event.server
+                and incident.job_id != event.job_id
+                for turn in self._close(incident, event.at, event.message, mailed=True)]
+
+    def _is_paused(self, event: Event) -> bool:
+        """Does a run only not start because somebody paused everything? The pause is told, and reminded of."""
+        return event.kind == _SKIPPED and any(
+            incident.kind == PAUSE and incident.server in ("", event.server) for incident in self.open)
+
+    # -- one incident
+
+    def _close(self, incident: Incident, now: datetime, news: str, *, mailed: bool) -> list[Turn]:
+        over = self._note(replace(incident, closed_at=max(now, incident.opened_at), next_reminder=None))
+        return [Turn(MessageKind.RECOVERY, over, news)] if mailed else []
+
+    def _note(self, incident: Incident) -> Incident:
+        self._changed[incident.id] = incident
+        if incident.is_open:
+            self._open[incident.id] = incident
+        else:
+            self._open.pop(incident.id, None)
+        return incident
+
+    def _next_reminder(self, incident: Incident, now: datetime) -> datetime | None:
+        if not self._reminders or incident.acknowledged_at is not None or not is_reminded(incident):
+            return None
+        return now + self._reminders[min(incident.reminders, len(self._reminders) - 1)]

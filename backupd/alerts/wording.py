@@ -1,0 +1,146 @@
+"""What a letter about incidents says: one incident, several at once, or that there are too many for letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from backupd.alerts.ledger import Turn
+from backupd.alerts.letter import Block, Letter
+from backupd.alerts.rules import title_of
+from backupd.model.clock import format_time
+from backupd.model.event import Severity
+from backupd.model.incident import Incident, MessageKind
+from backupd.model.units import format_duration
+
+SHOWN = 25
+"""Incidents that one letter shows in full; the others are counted."""
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Who writes: ``host``, and ``url`` of the web page, empty without one."""
+
+    host: str
+    url: str = ""
+
+    @property
+    def footer(self) -> str:
+        return f"backupd on {self.host}. All times are UTC."
+
+    def page(self, path: str) -> str:
+        return f"{self.url.rstrip('/')}/{path}" if self.url else ""
+
+
+def letter_about(turns: Sequence[Turn], site: Site, now: datetime) -> Letter:
+    """``turns`` is not empty; the gravest come first."""
+    ordered = sorted(turns, key=_rank)
+    if len(ordered) == 1:
+        turn = ordered[0]
+        return Letter(f"[backupd] {_word(turn)} {title_of(turn.incident)}", blocks=(_block(turn, now),),
+                      link=_link(turn.incident, site), footer=site.footer)
+    servers = sorted({turn.incident.server for turn in ordered})
+    where = (servers[0] or site.host) if len(servers) == 1 else f"{len(servers)} servers"
+    subjects = {turn.incident.subject for turn in ordered}
+    if len(servers) > 1 and len(subjects) == 1 and "" not in subjects:
+        where = f"{min(subjects)}, {where}"
+    counted = _counted(ordered)
+    named = "; ".join(dict.fromkeys(_without_server(turn.incident) for turn in ordered[:_NAMED]))
+    more = f"and {len(ordered) - SHOWN} more: `backupd alerts` lists them" if len(ordered) > SHOWN else ""
+    return Letter(f"[backupd] {_word(ordered[0])} {where}: {counted}: {named}",
+                  intro=f"Several things at once, so here they are together: {counted}.\n{more}".strip(),
+                  blocks=tuple(_block(turn, now) for turn in ordered[:SHOWN]), link=site.page("alerts"),
+                  footer=site.footer)
+
+
+def letter_of_silence(turns: Sequence[Turn], site: Site, now: datetime, *, limit: int, until: datetime) -> Letter:
+    """That there were too many letters: the next one comes when that is over."""
+    letter = letter_about(turns, site, now)
+    return Letter(
+        f"[backupd] TOO MANY ALERTS on {site.host}: the next mail comes at {until:%H:%M} UTC",
+        intro=f"More than {limit} alerts were sent within an hour. Until {format_time(until)} no more are sent; then "
+              "one mail tells what has happened meanwhile. `backupd alerts` lists all that is open now.",
+        blocks=letter.blocks, link=site.page("alerts"), footer=site.footer)
+
+
+def letter_after_silence(incidents: Sequence[Incident], site: Site, now: datetime, since: datetime) -> Letter:
+    """What has happened while no letters were sent."""
+    turns = [Turn(MessageKind.ALERT if one.is_open else MessageKind.RECOVERY, one) for one in incidents]
+    ordered = sorted(turns, key=_rank)
+    more = f"\nand {len(ordered) - SHOWN} more: `backupd alerts --all` lists them" if len(ordered) > SHOWN else ""
+    return Letter(
+        f"[backupd] {_word(ordered[0])} what happened since {since:%H:%M} UTC on {site.host}: {_counted(ordered)}",
+        intro=f"No alerts were sent since {format_time(since)}, because there were too many.{more}",
+        blocks=tuple(_block(turn, now) for turn in ordered[:SHOWN]), link=site.page("alerts"), footer=site.footer)
+
+
+def letter_of_test(site: Site, now: datetime, by: str) -> Letter:
+    return Letter(
+        f"[backupd] TEST from {site.host}",
+        intro=f"This is a test, asked for by {by} at {format_time(now)}. Alerts of backupd come this way.",
+        blocks=(Block("Nothing is wrong", "good", "An alert says here what happened.",
+                      hint="Here it says what to do next."),),
+        link=site.page("alerts"), footer=site.footer)
+
+
+def _rank(turn: Turn) -> tuple[int, int, str]:
+    order = {MessageKind.ALERT: 0, MessageKind.REMINDER: 1, MessageKind.RECOVERY: 2}
+    return order.get(turn.kind, 3), turn.incident.severity is not Severity.ERROR, turn.incident.id
+
+
+def _word(turn: Turn) -> str:
+    if turn.kind is MessageKind.RECOVERY:
+        return "RECOVERED"
+    if turn.kind is MessageKind.REMINDER:
+        return f"STILL {str(turn.incident.severity).upper()}"
+    return "INFO" if turn.incident.severity is Severity.INFO else str(turn.incident.severity).upper()
+
+
+def _counted(turns: Sequence[Turn]) -> str:
+    wrong = sum(turn.kind is not MessageKind.RECOVERY for turn in turns)
+    well = len(turns) - wrong
+    return " and ".join(filter(None, [f"{wrong} {'alert' if wrong == 1 else 'alerts'}" if wrong else "",
+                                      f"{well} recovered" if well else ""]))
+
+
+def _without_server(incident: Incident) -> str:
+    return title_of(incident).removeprefix(f"{incident.server}: ")
+
+
+def _block(turn: Turn, now: datetime) -> Block:
+    incident = turn.incident
+    well = turn.kind is MessageKind.RECOVERY
+    facts = [("since", format_time(incident.opened_at))]
+    if incident.closed_at is not None:
+        facts += [("over", format_time(incident.closed_at)), ("took", _span(incident.closed_at - incident.opened_at))]
+    elif turn.kind is MessageKind.REMINDER:
+        facts.append(("open for", _span(now - incident.opened_at)))
+    if incident.count > 1:
+        facts.append(("so often", f"{incident.count} times, last at {format_time(incident.last_at)}"))
+    if incident.job_id:
+        facts.append(("job", f"{incident.job_id} (backupd jobs log {incident.job_id})"))
+    if not well and incident.next_reminder is not None:
+        enough = f"backupd alerts acknowledge {incident.id}"
+        facts.append(("next reminder", f"{format_time(incident.next_reminder)}; none with: {enough}"))
+    if well:
+        said = turn.news or "it is over"
+        return Block(f"RECOVERED: {title_of(incident)}", "good", said, detail=f"it was: {incident.message}",
+                     facts=tuple(facts))
+    return Block(f"{_word(turn)}: {title_of(incident)}", str(incident.severity), incident.message,
+                 incident.hint or _next_step(incident), incident.detail, tuple(facts))
+
+
+def _next_step(incident: Incident) -> str:
+    """Where whoever recorded it had none to tell."""
+    steps = [f"see what it did: backupd jobs log {incident.job_id}"] if incident.job_id else []
+    return "; ".join([*steps, f"see what is wrong: backupd check {incident.server}".rstrip()])
+
+
+def _span(time: timedelta) -> str:
+    return format_duration(max(time.total_seconds(), 0.0))
+
+
+def _link(incident: Incident, site: Site) -> str:
+    return site.page(f"jobs/{incident.job_id}" if incident.job_id else "alerts")

@@ -1,0 +1,300 @@
+"""The service's part of the REST interface and the web page: the socket, and a process that answers on it.
+
+The socket is ours, so that a process which takes another one's place loses nobody's connection: with new settings the
+next one is started on the same socket, and the one before ends when the next one answers. Nothing here keeps backups
+from being made.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backupd.app.guard import Guard
+from backupd.app.incidents import API, Incidents
+from backupd.app.logs import log_folder, say
+from backupd.app.offspring import HeldSettings, Offspring, open_log, start
+from backupd.app.scribe import Scribe
+from backupd.app.settings import Settings
+from backupd.app.wiring import Wiring
+from backupd.model.errors import BackupdError
+from backupd.model.event import Event, Severity
+from backupd.process.family import kill_family
+from backupd.process.pipeline import describe_exit
+
+TICK = 0.5
+"""Seconds between two looks."""
+BACKLOG = 512
+"""Connections that may wait for somebody to take them."""
+GRACE = 12.0
+"""Seconds that a process has to end before it is killed."""
+STARTING = 60.0
+"""Seconds for a process to answer."""
+LONGEST_PAUSE = 60.0
+"""Seconds between two tries at the most."""
+REPEATED = 3
+"""So many failures in a row are an incident."""
+HEALTHY = 10.0
+"""Seconds of answering after which a process counts as well."""
+
+
+@dataclass(slots=True)
+class _Server:
+    """One process. ``basis``: the settings that it goes by; ``ear``: what is written to once it answers, -1 after that;
+    ``asked``: when it was told to end. Times are monotonic."""
+
+    process: Offspring
+    basis: str
+    ear: int
+    began: float
+    answers: float | None = None
+    asked: float | None = None
+
+    def look(self, now: float) -> None:
+        """Does it answer by now?"""
+        if self.ear >= 0:
+            try:
+                told = os.read(self.ear, 1)
+            except BlockingIOError:
+                return
+            self.forget()
+            self.answers = now if told else None
+
+    def forget(self) -> None:
+        if self.ear >= 0:
+            os.close(self.ear)
+            self.ear = -1
+
+    def end(self, now: float, grace: float) -> None:
+        """Ask it to end, once; then make it."""
+        if self.asked is None:
+            self.asked = now
+            self.process.child.send(signal.SIGTERM)
+        elif now - self.asked > grace:
+            kill_family(self.process.child.pid)
+
+
+@dataclass(slots=True)
+class _State:
+    """``listener`` is bound to ``place``; ``current`` answers, ``next`` is to take over, ``retired`` are ending."""
+
+    listener: socket.socket | None = None
+    place: str = ""
+    current: _Server | None = None
+    next: _Server | None = None
+    retired: list[_Server] = field(default_factory=list)
+    failures: int = 0
+    next_start: float = 0.0
+    well: bool = False
+
+    def all(self) -> list[_Server]:
+        return [one for one in (self.current, self.next, *self.retired) if one is not None]
+
+
+class ApiWatch:
+    """A thread that looks after it, from entering the block until leaving it, or ``stop``."""
+
+    def __init__(self, wiring: Wiring, *, grace: float = GRACE) -> None:
+        self._wiring, self._grace = wiring, grace
+        self._state = _State()
+        self._held = HeldSettings()
+        self._scribe = Scribe(wiring.settings.catalog)
+        self._incidents = Incidents(self._scribe.catalog)
+        self._awake, self._ending = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="api", daemon=True)
+        self._guarded = Guard("api-watch-trouble")
+
+    def __enter__(self) -> Self:
+        self._scribe.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.stop()
+
+    def running(self) -> int | None:
+        """The id of the process that answers."""
+        current = self._state.current
+        return current.process.child.pid if current is not None and current.answers is not None else None
+
+    def reload(self, wiring: Wiring) -> None:
+        """Go by these settings: where they differ, another process takes over."""
+        self._wiring = wiring
+        self._held.changed()
+        self._state.next_start = 0.0  # what failed may be mended by them
+        self._awake.set()
+
+    def stop(self) -> None:
+        """End all processes; returns when none is left."""
+        self._ending.set()
+        self._awake.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+            self._scribe.__exit__(None, None, None)
+
+    def step(self) -> None:
+        """One look. Raises CatalogError where an event could not be told."""
+        state, settings, now = self._state, self._wiring.settings, time.monotonic()
+        self._look_at_retired(now)
+        if not settings.api.enabled:
+            self._retire_all(now)
+            return
+        basis = json.dumps(settings.document, sort_keys=True)
+        self._look_at_current(basis, now)
+        self._look_at_next(now)
+        if state.next is None and now >= state.next_start and (state.current is None or state.current.basis != basis):
+            self._begin(basis, now)
+        self._held.let_go(one.process.settings for one in state.all())
+
+    # -- the processes
+
+    def _begin(self, basis: str, now: float) -> None:
+        state, settings = self._state, self._wiring.settings
+        ear = mouth = -1
+        try:
+            listener = self._listening(settings.api.listen)
+            ear, mouth = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            process = start(settings, self._held.file(settings), "run-api", "--fd", str(listener.fileno()),
+                            "--ready", str(mouth), log=open_log(_log(settings)), pass_fds=(listener.fileno(), mouth))
+        except (BackupdError, OSError, RuntimeError) as error:
+            if ear >= 0:
+                os.close(ear)
+            self._failed(str(error), "", now)
+            return
+        finally:
+            if mouth >= 0:
+                os.close(mouth)
+        state.next = _Server(process, basis, ear, now)
+
+    def _listening(self, place: str) -> socket.socket:
+        """The socket at ``place``: the one there is, or another one. Raises OSError."""
+        state = self._state
+        if state.listener is None or state.place != place:
+            made = listen(place)
+            if state.listener is not None:
+                state.listener.close()  # its processes have it still
+            state.listener, state.place = made, place
+        return state.listener
+
+    def _look_at_next(self, now: float) -> None:
+        state, one = self._state, self._state.next
+        if one is None:
+            return
+        one.look(now)
+        code = one.process.ended()
+        if code is not None:
+            one.forget()
+            state.next = None
+            self._failed(f"its process {describe_exit(code)}", one.process.last_words(), now)
+        elif one.answers is not None:
+            state.next, state.well = None, False
+            if state.current is not None:
+                self._retire(state.current, now)
+            state.current = one
+            say("api-process", f"process {one.process.child.pid} answers at {state.place}")
+        elif now - one.began > STARTING:
+            state.next = None
+            self._retire(one, now)
+            self._failed(f"its process did not answer within {STARTING:g} seconds", one.process.last_words(), now)
+
+    def _look_at_current(self, basis: str, now: float) -> None:
+        state, one = self._state, self._state.current
+        if one is None:
+            return
+        code = one.process.ended()
+        if code is not None:
+            state.current = None
+            self._failed(f"its process {describe_exit(code)}", one.process.last_words(), now)
+        elif not state.well and one.basis == basis and one.answers is not None and now - one.answers >= HEALTHY:
+            self._recovered()
+
+    def _retire(self, one: _Server, now: float) -> None:
+        one.forget()
+        one.end(now, self._grace)
+        self._state.retired.append(one)
+
+    def _look_at_retired(self, now: float) -> None:
+        for one in list(self._state.retired):
+            if one.process.ended() is None:
+                one.end(now, self._grace)
+            else:
+                self._state.retired.remove(one)
+
+    def _retire_all(self, now: float) -> None:
+        state = self._state
+        for one in (state.current, state.next):
+            if one is not None:
+                self._retire(one, now)
+        state.current = state.next = None
+        if state.listener is not None:
+            state.listener.close()
+            state.listener = None
+        self._held.let_go(one.process.settings for one in state.retired)
+
+    # -- what is told
+
+    def _failed(self, how: str, words: str, now: float) -> None:
+        state, settings = self._state, self._wiring.settings
+        state.failures, state.well = state.failures + 1, False
+        pause = min(LONGEST_PAUSE, 2.0 ** (state.failures - 1))
+        state.next_start = now + pause
+        say("api-ended", f"{how}; the next try is in {pause:g} s\n{words}", level=logging.WARNING)
+        if state.failures >= REPEATED:
+            before = "; the process with the settings before goes on" if state.current is not None else ""
+            event = Event(
+                self._wiring.clock(), API.broken, Severity.ERROR, subject="api", detail=words,
+                message=f"the REST interface and the web page cannot be offered at {settings.api.listen}: {how}, the "
+                        f"{state.failures}. time in a row{before}",
+                hint=f"backups go on; its log is {_log(settings)}. It is tried again every minute; where another "
+                     "program has the port, end that or change api.listen")
+            self._scribe.ask(lambda _catalog: self._incidents.broken(API, event))
+
+    def _recovered(self) -> None:
+        state = self._state
+        state.failures = 0
+        event = Event(self._wiring.clock(), API.mended, Severity.INFO, subject="api",
+                      message=f"the REST interface and the web page are offered at {state.place} again")
+        self._scribe.ask(lambda _catalog: self._incidents.mended(API, event))
+        state.well = True
+
+    # -- the thread
+
+    def _loop(self) -> None:
+        while not self._ending.is_set():
+            self._guarded(self.step)
+            self._awake.wait(TICK if self._state.next is None else 0.05)
+            self._awake.clear()
+        self._guarded(partial(self._retire_all, time.monotonic()))
+        while self._state.retired:
+            self._look_at_retired(time.monotonic())
+            time.sleep(0.02)
+        self._held.changed()
+        self._held.let_go(())
+
+
+def listen(place: str) -> socket.socket:
+    """A socket that listens at ``ADDRESS:PORT``; at ``[::]`` also for IPv4. Raises OSError."""
+    host, _, port = place.rpartition(":")
+    host = host.strip("[]")
+    family, _kind, _protocol, _name, address = socket.getaddrinfo(
+        host, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    try:
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
+    except OSError as error:
+        raise OSError(error.errno, f"nobody can listen at {place}: {error.strerror or error}") from error
+
+
+def _log(settings: Settings) -> Path:
+    """Where the processes say what happens to them."""
+    return log_folder(settings).with_name("api.log")

@@ -1,0 +1,164 @@
+"""Work that people ask for and do not wait for: each request becomes a job in the queue, or is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from backupd.app.deed import deed
+from backupd.app.scope import require_all, see
+from backupd.app.wiring import Wiring
+from backupd.model.access import Actor
+from backupd.model.backup import BackupKind
+from backupd.model.errors import RefusedError, UsageError
+from backupd.model.ids import new_id
+from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
+
+if TYPE_CHECKING:
+    from backupd.app.restorerequest import RestoreRequest
+    from backupd.app.restoreview import RestoreView
+    from backupd.catalog.plans import StoredPlan
+
+
+class Requests:
+    """Of one actor. Every method raises errors of backupd.model.errors, and is in the audit, refused or not."""
+
+    def __init__(self, wiring: Wiring, actor: Actor) -> None:
+        self._wiring, self._actor = wiring, actor
+
+    def backup(self, server: str, kind: BackupKind, *, table_set: str = "", tables: Sequence[str] = ()) -> JobRecord:
+        """``table_set`` of the policy, or patterns of ``tables``: what a logical backup takes."""
+        asked = {"set": table_set, "tables": list(tables)}
+        with deed(self._wiring, self._actor, "backup-requested", server=server, detail=str(kind)) as told:
+            found = self._wiring.settings.server(server)
+            if (table_set or tables) and kind is not BackupKind.LOGICAL:
+                raise UsageError("only logical backups take some of the tables", hint=f"kind: {BackupKind.LOGICAL}")
+            if kind is BackupKind.LOGICAL:
+                from backupd.app.logical import chosen_tables
+
+                chosen_tables(found, asked)
+            else:
+                found.policy  # noqa: B018  raises what is wrong with it
+            job = self._queue(JobKind(kind), server, {name: value for name, value in asked.items() if value})
+            told.subject = job.id
+            return job
+
+    def test_restore(self, server: str, target: str = "latest") -> JobRecord:
+        """``target``: any of a restore, or ``random``."""
+        from backupd.app.proving import RANDOM
+        from restore.target import parse_target
+
+        with deed(self._wiring, self._actor, "test-restore-requested", server=server, detail=target) as told:
+            self._usable(server)
+            self._wiring.settings.needs_restore()
+            if target != RANDOM:
+                parse_target(target)
+            job = self._queue(JobKind.TEST_RESTORE, server, {"target": target})
+            told.subject = job.id
+            return job
+
+    def verify(self, server: str | None = None, subset: float | None = None) -> JobRecord:
+        """``subset``: the share of the objects to read, more than 0 and at most 1; None for all."""
+        with deed(self._wiring, self._actor, "verify-requested", server=server or "",
+                  detail="all" if subset is None else f"{subset:.0%}") as told:
+            if server is not None:
+                self._usable(server)
+            if server is None:
+                require_all(self._actor)
+            if subset is not None and not 0 < subset <= 1:
+                raise UsageError(f"{subset:g} is not a share", hint="0.1 stands for 10%")
+            job = self._queue(JobKind.VERIFY, server or "", {"subset": subset} if subset is not None else {})
+            told.subject = job.id
+            return job
+
+    def replicate(self, server: str | None = None, place: str | None = None) -> tuple[JobRecord, ...]:
+        """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name. A
+        job for each; one that waits already is not asked for twice, and given."""
+        with deed(self._wiring, self._actor, "replicate-requested", server=server or "", detail=place or "") as told:
+            if place is not None:
+                self._wiring.settings.destination(place)
+            made = []
+            for name in [server] if server is not None else list(self._wiring.settings.servers):
+                found = self._wiring.settings.server(name)
+                known = [*found.required, *found.others]
+                if place is not None and place not in known:
+                    if server is None:
+                        continue  # of those that go there
+                    raise RefusedError(f"backups of {server} do not go to {place}",
+                                       hint=f"its policy names: {', '.join(known)}")
+                made += [self._copying(name, one) for one in ([place] if place is not None else known)]
+            told.subject = " ".join(job.id for job in made)
+            return tuple(made)
+
+    def retention(self, server: str, *, really: bool = False) -> JobRecord:
+        """Mark what the rules expire; ``really``: also what the brake holds back."""
+        with deed(self._wiring, self._actor, "retention-requested", server=server,
+                  detail="really" if really else "") as told:
+            self._usable(server)
+            job = self._queue(JobKind.RETENTION, server, {"really": True} if really else {})
+            told.subject = job.id
+            return job
+
+    # -- restores
+
+    def plan(self, request: RestoreRequest) -> StoredPlan:
+        """What a restore would do, kept under an id for an hour. Moves nothing."""
+        from backupd.app.restoring import make_plan
+
+        return make_plan(self._wiring, self._actor, request)
+
+    def stored_plan(self, plan_id: str) -> StoredPlan:
+        """Raises NotFoundError, also for one that has expired."""
+        found = self._wiring.catalog.plans.get(plan_id, self._wiring.clock())
+        see(self._actor, found.server, f"plan {plan_id}")
+        return found
+
+    def restore(self, wanted: str | RestoreRequest, confirm: str | None = None) -> tuple[RestoreRecord, JobRecord]:
+        """Start the plan of this id, or this request. ``confirm``: the name of the server whose data it may replace.
+
+        Raises PlanChangedError where the plan would be another one by now, UnconfirmedError, and what ``plan`` does.
+        """
+        from backupd.app.restoring import request_restore
+
+        named = wanted if isinstance(wanted, str) else f"{wanted.server} to {wanted.target}"
+        server = self.stored_plan(wanted).server if isinstance(wanted, str) else wanted.server
+        with deed(self._wiring, self._actor, "restore-requested", server=server, detail=named) as told:
+            record, job = request_restore(self._wiring, self._actor, wanted, confirm)
+            told.subject = record.id
+            told.detail = f"{record.target} into {record.datadir}"
+            return record, job
+
+    def restore_view(self, restore_id: str) -> RestoreView:
+        """How far it is. Raises NotFoundError."""
+        from backupd.app.restoring import view
+
+        record = self._wiring.catalog.restores.get(restore_id)
+        see(self._actor, record.server, f"restore {restore_id}")
+        return view(self._wiring, record)
+
+    def runbook_of_restore(self, restore_id: str) -> str:
+        """What it did or will do, and how to do that by hand. Raises NotFoundError and what reading the runbook of its
+        backup raises."""
+        from backupd.app.restorebook import runbook
+
+        record = self._wiring.catalog.restores.get(restore_id)
+        see(self._actor, record.server, f"restore {restore_id}")
+        return runbook(self._wiring, record)
+
+    # -- inside
+
+    def _usable(self, server: str) -> None:
+        """Raises NotFoundError, and ConfigurationError where its policy is broken."""
+        self._wiring.settings.server(server).policy  # noqa: B018  raises what is wrong with it
+
+    def _queue(self, kind: JobKind, server: str, arguments: dict[str, Any]) -> JobRecord:
+        now = self._wiring.clock()
+        job = JobRecord(id=new_id(now), kind=str(kind), server=server, state=JobState.QUEUED, queued_at=now,
+                        requested_by=self._actor.name, arguments=arguments)
+        self._wiring.catalog.jobs.enqueue(job)
+        return job
+
+    def _copying(self, server: str, place: str) -> JobRecord:
+        waiting = self._wiring.catalog.jobs.list(server, kind=JobKind.REPLICATE, state=JobState.QUEUED)
+        found = next((job for job in waiting if job.arguments.get("destination") == place), None)
+        return found or self._queue(JobKind.REPLICATE, server, {"destination": place})

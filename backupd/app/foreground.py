@@ -1,0 +1,117 @@
+"""Work that the process which was asked does itself, as a job of its own, while whoever asked waits and watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from backupd.app import retention, verification
+from backupd.app.actions import of_proof, of_replication, of_verification, perform
+from backupd.app.deed import deed
+from backupd.app.jobs import Asked, run_here
+from backupd.app.proving import test_restore
+from backupd.app.replication import Replicated, bring_up_to_date
+from backupd.app.restores import Wishes, restore
+from backupd.app.restoring import of_restore
+from backupd.app.run import JobRun, Result
+from backupd.app.tables import restore_tables
+from backupd.app.tableways import TableWishes
+from backupd.app.wiring import Wiring
+from backupd.model.access import Actor
+from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.job import JobKind
+from backupd.model.progress import Report
+from backupd.model.proof import Proof
+from restore.executor import RestoreOutcome
+from restore.handover import Triggers
+from restore.tableoutcome import TablesOutcome
+from restore.tablerestore import Confirm
+
+T = TypeVar("T")
+
+
+class Foreground:
+    """Of one actor. Every method raises errors of backupd.model.errors, and is in the audit, refused or not."""
+
+    def __init__(self, wiring: Wiring, actor: Actor) -> None:
+        self._wiring, self._actor = wiring, actor
+
+    def backup(self, server: str, kind: BackupKind, report: Report, *, table_set: str = "",
+               tables: Sequence[str] = ()) -> BackupRecord:
+        """``table_set`` of the policy, or patterns of ``tables``: what a logical backup takes, without them what the
+        policy says. Raises whatever keeps it from being taken; a backup with tables missing is taken."""
+        from backupd.app.protection import with_protection
+
+        asked = {"set": table_set, "tables": list(tables)}
+        done = self._do("backup-requested", str(kind), JobKind(kind), server, lambda run: perform(self._wiring, run),
+                        report, lambda result: result, {name: value for name, value in asked.items() if value})
+        return with_protection(self._wiring, [self._wiring.catalog.backups.get(done.id)])[0]
+
+    def test_restore(self, server: str, target: str, report: Report) -> Proof:
+        self._wiring.settings.server(server)
+        return self._do("test-restore-requested", target, JobKind.TEST_RESTORE, server,
+                        lambda run: test_restore(self._wiring, server, target, run.report), report, of_proof,
+                        {"target": target})
+
+    def verify(self, server: str | None, subset: float | None, report: Report) -> verification.VerifyOutcome:
+        if server is not None:
+            self._wiring.settings.server(server)
+        return self._do("verify-requested", "", JobKind.VERIFY, server or "",
+                        lambda run: verification.verify(self._wiring, server, subset, run.report), report,
+                        of_verification, {"subset": subset} if subset else {})
+
+    def replicate(self, server: str | None, place: str | None, report: Report) -> tuple[Replicated, ...]:
+        """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name."""
+        wiring = self._wiring
+        done = []
+        for name in [server] if server is not None else list(wiring.settings.servers):
+            found = wiring.settings.server(name)
+            known = [*found.required, *found.others]
+            if place is not None and place not in known and server is None:
+                continue  # of those that go there
+            for one in [place] if place is not None else known:
+                done.append(self._do(
+                    "replicate-requested", one, JobKind.REPLICATE, name, lambda run: bring_up_to_date(
+                        wiring, run.job.server, str(run.job.arguments["destination"]), run), report, of_replication,
+                    {"destination": one}))
+        return tuple(done)
+
+    def apply_retention(self, server: str, report: Report, *, really: bool = False) -> retention.Applied:
+        return self._do("retention-applied", "really" if really else "", JobKind.RETENTION, server,
+                        lambda run: retention.apply(self._wiring, server, run, really=really), report)
+
+    def restore(self, server: str, target: str, datadir: Path, start: bool, report: Report,
+                mode: str = "new-server", *, exclude: Sequence[str] = (), replay_with: str | None = None,
+                thaw: str | None = None) -> RestoreOutcome:
+        """``exclude``: GTIDs of transactions to leave out; ``replay_with``: ``applier`` or ``pipe``; ``thaw``: thaw
+        what is archived at this tier, and wait for it."""
+        wishes = Wishes.of(exclude, replay_with, thaw)
+        self._wiring.settings.server(server)
+        return self._do(
+            "restore-started", f"{target} into {datadir}", JobKind.RESTORE, server,
+            lambda run: restore(self._wiring, server, target, datadir, start=start, mode=mode, run=run, wishes=wishes),
+            report, of_restore, {"target": target, "datadir": str(datadir)})
+
+    def restore_tables(self, server: str, target: str, tables: Sequence[str], *, into: str | None = None,
+                       rename: str | None = None, sql: Path | None = None, confirm: str | None = None,
+                       compare: bool = False, ask: Confirm | None = None, triggers: str = "backup",
+                       exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None,
+                       report: Report) -> TablesOutcome:
+        """``into``: the server that gets them; ``rename``: other names for them; ``sql``: a folder for SQL files
+        instead; ``confirm``: the name of ``into`` where live tables are replaced, or ``ask`` is asked; ``source``:
+        ``logical`` or ``physical``."""
+        wanted = TableWishes.of(tables, rename, Wishes.of(exclude, None, thaw), source)
+        self._wiring.settings.server(server)
+        shown = f"{', '.join(tables)} of {target} into {into or sql}{', only to compare' if compare else ''}"
+        return self._do(
+            "restore-started", shown, JobKind.RESTORE, server,
+            lambda run: restore_tables(self._wiring, server, target, wanted, into=into, sql=sql, confirm=confirm,
+                                       compare=compare, ask=ask, triggers=Triggers(triggers), run=run),
+            report, of_restore, {"target": target, "tables": list(tables), "into": into or str(sql)})
+
+    def _do(self, action: str, detail: str, kind: JobKind, server: str, work: Callable[[JobRun], T], report: Report,
+            result: Callable[[T], Result] = lambda _done: Result(), arguments: dict[str, Any] | None = None) -> T:
+        with deed(self._wiring, self._actor, action, server=server, detail=detail) as told:
+            return run_here(self._wiring, kind, server, work, report=report, arguments=arguments or {}, result=result,
+                            asked=Asked(self._actor.name, told.begun))

@@ -1,0 +1,114 @@
+"""Long lists for people: page by page, newest first, and only of what they may see. See ``catalog.listed``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backupd.app.scope import see, seen
+from backupd.app.wiring import Wiring
+from backupd.catalog.listed import Listed
+from backupd.model.access import Actor
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.errors import NotFoundError
+from backupd.model.event import Event
+from backupd.model.job import JobRecord, JobState
+from backupd.model.proof import Proof
+
+if TYPE_CHECKING:
+    from backupd.app.policyview import PolicyView, Validation
+    from backupd.app.restoreview import RestoreView
+
+PAGE = 100
+"""Rows of a page when nobody says how many."""
+
+
+class Listings:
+    """For one actor. Servers that are not configured any more still have rows."""
+
+    def __init__(self, wiring: Wiring, actor: Actor) -> None:
+        self._wiring, self._actor = wiring, actor
+
+    def servers(self) -> tuple[str, ...]:
+        """Those of the configuration, by name."""
+        return tuple(sorted(self._wiring.settings.servers))
+
+    def backups(self, server: str | None = None, *, kind: BackupKind | None = None,
+                state: BackupState | None = None, limit: int = PAGE, after: str | None = None
+                ) -> Listed[BackupRecord]:
+        """Deleted ones (within their grace period) too."""
+        from backupd.app.protection import with_protection
+
+        found = self._wiring.catalog.backups.page(self._seen(server), kind=kind, state=state, limit=limit, after=after)
+        return Listed(tuple(with_protection(self._wiring, list(found.items))), found.next)
+
+    def backup(self, backup_id: str) -> BackupRecord:
+        """As the catalog has it: no destination is asked. Raises NotFoundError."""
+        from backupd.app.protection import with_protection
+
+        found = self._wiring.catalog.backups.get(backup_id)
+        see(self._actor, found.server, f"backup {backup_id}")
+        return with_protection(self._wiring, [found])[0]
+
+    def jobs(self, server: str | None = None, *, kind: str | None = None, state: JobState | None = None,
+             limit: int = PAGE, after: str | None = None) -> Listed[JobRecord]:
+        return self._wiring.catalog.jobs.page(self._seen(server), kind=kind, state=state, limit=limit, after=after)
+
+    def proofs(self, server: str | None = None, *, backup: str | None = None, outcome: str | None = None,
+               limit: int = PAGE, after: str | None = None) -> Listed[Proof]:
+        return self._wiring.catalog.proofs.page(self._seen(server), backup_id=backup, outcome=outcome, limit=limit,
+                                                after=after)
+
+    def proof(self, proof_id: str) -> Proof:
+        """Raises NotFoundError."""
+        found = self._wiring.catalog.proofs.get(proof_id)
+        see(self._actor, found.server, f"proof {proof_id}")
+        return found
+
+    def restores(self, server: str | None = None, *, state: JobState | None = None, limit: int = PAGE,
+                 after: str | None = None) -> Listed[RestoreView]:
+        from backupd.app.restoring import view
+
+        found = self._wiring.catalog.restores.page(self._seen(server), state=state, limit=limit, after=after)
+        return Listed(tuple(view(self._wiring, record) for record in found.items), found.next)
+
+    def events(self, server: str | None = None, *, kind: str | None = None, job: str | None = None, limit: int = PAGE,
+               after: str | None = None) -> Listed[Event]:
+        return self._wiring.catalog.events.page(self._seen(server), kind=kind, job_id=job, limit=limit, after=after)
+
+    def events_since(self, number: int, *, server: str | None = None, job: str | None = None, limit: int = 1000
+                     ) -> tuple[Event, ...]:
+        """Those with a higher number, oldest first."""
+        return self._wiring.catalog.events.since(number, self._seen(server), job_id=job, limit=limit)
+
+    def last_event(self) -> int:
+        """The highest number of any event, 0 for none."""
+        return self._wiring.catalog.events.newest()
+
+    def server_is_present(self, name: str) -> tuple[bool, str]:
+        """Is the server in rotation, as far as backups are concerned? Else why not. Raises NotFoundError."""
+        from backupd.app.absence import presence
+
+        self._wiring.settings.server(name)
+        return presence(self._wiring, name)
+
+    def policies(self) -> tuple[PolicyView, ...]:
+        """Each that there is, by name; for who sees some servers only, those that these follow."""
+        from backupd.app.policyview import policies
+
+        return policies(self._wiring, every=self._actor.servers is None)
+
+    def policy(self, name: str) -> PolicyView:
+        """Raises NotFoundError."""
+        found = next((one for one in self.policies() if one.name == name), None)
+        if found is None:
+            raise NotFoundError(f"there is no policy {name[:80]!r}", hint="`policies` lists those that there are")
+        return found
+
+    def validate_policy(self, text: str, name: str = "policy") -> Validation:
+        """What is wrong with a policy file of this text, with lines, and what a careful operator would change."""
+        from backupd.app.policyview import validate
+
+        return validate(self._wiring, text, name)
+
+    def _seen(self, server: str | None) -> tuple[str, ...] | None:
+        return seen(self._actor, server)

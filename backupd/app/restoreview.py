@@ -1,0 +1,130 @@
+"""How far a restore is, in the words of its phases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backupd.model.clock import format_time
+from backupd.model.job import JobRecord, JobState, RestoreRecord
+
+WHOLE = ("fetched", "prepared", "restored", "rolled_forward", "verified")
+"""Phases that every restore of a whole server tells of. ``fetched``: also opened, and compared with what was stored;
+``prepared``: transactions applied; ``restored``: put in place."""
+_ORDER = ("thawed", "fetched", "prepared", "restored", "rolled_forward", "started", "verified")
+_DONE_IN = ("thawed", "fetched", "prepared", "rolled_forward", "restored", "started", "verified")
+"""A copy is rolled forward before it is put in place."""
+_ORDER_OF_TABLES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "extracted", "carried",
+                    "loaded", "compared", "handed_over")
+_REPORTED = {"thaw": "thawed", "fetch": "fetched", "prepare": "prepared", "logs": "rolled_forward",
+             "replay": "rolled_forward", "verify": "verified", "load": "loaded", "hand over": "handed_over"}
+"""Which phase the work is in that reports its progress under another name."""
+_OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseView:
+    """``state``: ``done``, ``running``, ``failed`` (it was in it when it ended), ``waiting``, or ``skipped`` where this
+    restore has no such phase. ``seconds`` and ``bytes`` are measured, ``estimate`` is the plan's, in seconds."""
+
+    name: str
+    state: str
+    seconds: float | None = None
+    bytes: int | None = None
+    estimate: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "state": self.state, "seconds": self.seconds, "bytes": self.bytes,
+                "estimate": self.estimate}
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreView:
+    """``job`` None: none does it (it was begun before there were any), or it is forgotten."""
+
+    record: RestoreRecord
+    job: JobRecord | None
+    phases: tuple[PhaseView, ...]
+
+    @classmethod
+    def of(cls, record: RestoreRecord, job: JobRecord | None) -> RestoreView:
+        return cls(record, job, _phases(record, _state(record, job), job))
+
+    @property
+    def state(self) -> JobState:
+        """Of the restore; where its job is over and could not say so, that of the job."""
+        return _state(self.record, self.job)
+
+    @property
+    def resumable(self) -> bool:
+        """Does the same request go on with what it has left?"""
+        return self.state in _OVER
+
+    @property
+    def progress(self) -> Mapping[str, Any] | None:
+        """The last report, while it runs."""
+        return self.job.progress if self.job is not None and self.state is JobState.RUNNING else None
+
+    def as_json(self) -> dict[str, Any]:
+        record = self.record
+        progress = self.progress
+        return {"id": record.id, "server": record.server, "backup": record.backup_id, "target": record.target,
+                "datadir": record.datadir, "state": str(self.state), "started_at": format_time(record.started_at),
+                "finished_at": format_time(record.finished_at) if record.finished_at else None,
+                "error": record.error, "job": record.job_id or None,
+                "request": request_of(record), "resumable": self.resumable,
+                "phases": [phase.as_json() for phase in self.phases],
+                "progress": dict(progress) if progress else None}
+
+
+def request_of(record: RestoreRecord) -> dict[str, Any] | None:
+    """What was asked for, as JSON of a request; None for what was begun without one."""
+    found = (record.request or {}).get("request")
+    return dict(found) if found else None
+
+
+def _state(record: RestoreRecord, job: JobRecord | None) -> JobState:
+    still = record.state in (JobState.QUEUED, JobState.RUNNING)
+    return job.state if still and job is not None and job.state in _OVER else record.state
+
+
+def _phases(record: RestoreRecord, state: JobState, job: JobRecord | None) -> tuple[PhaseView, ...]:
+    kept = record.request or {}
+    planned = {str(step["name"]): step.get("seconds") for step in kept.get("steps", ())}
+    of_tables = "tables" in (kept.get("request") or {}) or any(phase.name == "handed_over" for phase in record.phases)
+    done = {phase.name: phase for phase in record.phases}
+    # Without a plan nobody knows what is still to come: all of them may be.
+    wanted = {*planned, *done} if planned else {*done, *(() if of_tables else WHOLE)}
+    order = _ORDER_OF_TABLES if of_tables else _ORDER
+    names = [name for name in order if name in wanted or (not of_tables and name in WHOLE)]
+    names += [name for name in done if name not in names]
+    at = _at(names, wanted, done, state, job)
+    found = []
+    for name in names:
+        phase = done.get(name)
+        if name == at:
+            word = "running" if state is JobState.RUNNING else "failed"
+        elif phase is not None:
+            word = "done"
+        elif name not in wanted or state is JobState.SUCCEEDED:
+            word = "skipped"
+        else:
+            word = "waiting"
+        seconds = round(phase.seconds, 1) if phase is not None else None
+        found.append(PhaseView(name, word, seconds, phase.bytes if phase is not None else None, planned.get(name)))
+    return tuple(found)
+
+
+def _at(names: list[str], wanted: set[str], done: Mapping[str, object], state: JobState, job: JobRecord | None) -> str:
+    """The phase that it is in, or was in when it ended; "" for none."""
+    if state is not JobState.RUNNING and state not in _OVER:
+        return ""
+    if job is not None and job.started_at is None:
+        return ""  # its job never began
+    reported = str((job.progress or {}).get("phase", "")) if job is not None else ""
+    name = _REPORTED.get(reported, reported)
+    if name in names and (name not in done or state is JobState.RUNNING):
+        return name
+    in_turn = sorted(names, key=_DONE_IN.index) if set(names) <= set(_DONE_IN) else names
+    return next((name for name in in_turn if name in wanted and name not in done), "")

@@ -1,0 +1,32 @@
+"""Whom a part of the servers is all there is: for them the others do not exist."""
+
+from __future__ import annotations
+
+from backupd.app.wiring import Wiring
+from backupd.model.access import Actor
+from backupd.model.errors import ForbiddenError, NotFoundError
+
+
+def scoped(wiring: Wiring, actor: Actor) -> Wiring:
+    """With the settings of those servers only that ``actor`` sees."""
+    return wiring if actor.servers is None else wiring.of(actor.servers)
+
+
+def see(actor: Actor, server: str, what: str) -> None:
+    """Raises NotFoundError where ``what``, which belongs to ``server``, is not there for ``actor``."""
+    if not actor.sees(server):
+        raise NotFoundError(f"there is no {what}")
+
+
+def require_all(actor: Actor) -> None:
+    """Raises ForbiddenError for whom there are only some servers."""
+    if actor.servers is not None:
+        raise ForbiddenError("this is for those who see every server", hint="name one of yours")
+
+
+def seen(actor: Actor, server: str | None) -> tuple[str, ...] | None:
+    """The servers whose rows a list may have: ``server``, or every one (None). Raises NotFoundError."""
+    if server is None:
+        return None if actor.servers is None else tuple(sorted(actor.servers))
+    see(actor, server, f"server {server!r}")
+    return (server,)

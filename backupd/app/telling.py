@@ -1,0 +1,51 @@
+"""What people may ask about incidents and messages, and do about them."""
+
+from __future__ import annotations
+
+from backupd.app.alerting import send_test
+from backupd.app.deed import deed
+from backupd.app.scope import require_all, see, seen
+from backupd.app.wiring import Wiring
+from backupd.model.access import Actor
+from backupd.model.incident import Incident, Message, MessageState
+
+PAGE = 100
+"""Rows of a list when nobody says how many."""
+
+
+class Telling:
+    """For one actor."""
+
+    def __init__(self, wiring: Wiring, actor: Actor) -> None:
+        self._wiring, self._actor = wiring, actor
+
+    def alerts(self, server: str | None = None, *, is_open: bool | None = True, before: str | None = None,
+               limit: int = PAGE) -> tuple[Incident, ...]:
+        """Newest first. ``is_open`` None: those that are over, too; ``before``: only those older than the one with this
+        id. Raises NotFoundError for a server that the actor may not see."""
+        return self._wiring.catalog.incidents.list(seen(self._actor, server), is_open=is_open, before=before,
+                                                   limit=limit)
+
+    def messages(self, *, state: MessageState | None = None, incident: str | None = None, before: str | None = None,
+                 limit: int = PAGE) -> tuple[Message, ...]:
+        """Newest first. One message may be about many servers, so they are for those who see all. Raises
+        ForbiddenError."""
+        require_all(self._actor)
+        return self._wiring.catalog.messages.list(state=state, incident=incident, before=before, limit=limit)
+
+    def test(self) -> tuple[Message, ...]:
+        """Send a test by every channel; how each fared. Raises ForbiddenError, RefusedError without any, DeliveryError.
+        """
+        require_all(self._actor)
+        with deed(self._wiring, self._actor, "alerts-tested") as told:
+            sent = send_test(self._wiring, self._actor.name)
+            told.detail = ", ".join(f"{one.channel} {one.state}" for one in sent)
+            return sent
+
+    def acknowledge(self, incident_id: str) -> Incident:
+        """No reminders any more. Raises NotFoundError, RefusedError when it is over or acknowledged."""
+        with deed(self._wiring, self._actor, "alert-acknowledged", subject=incident_id) as told:
+            incident = self._wiring.catalog.incidents.get(incident_id)
+            see(self._actor, incident.server, f"incident {incident_id}")
+            told.concerns(incident.server)
+            return self._wiring.catalog.incidents.acknowledge(incident_id, self._actor.name, self._wiring.clock())

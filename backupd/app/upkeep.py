@@ -1,0 +1,53 @@
+"""Looking after what the rest stands on: the catalog, its copies, signatures, and what lies at the destinations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from backupd.app.deed import deed
+from backupd.app.wiring import Wiring
+from backupd.model.access import Actor
+from backupd.model.progress import Report
+
+if TYPE_CHECKING:
+    from backupd.app.bootstrap import Copied
+    from backupd.app.rebuild import Rebuilt
+    from backupd.app.verification import FsckOutcome
+    from backupd.app.vouching import Vouched
+
+
+class Upkeep:
+    """By one actor. Every method raises errors of backupd.model.errors."""
+
+    def __init__(self, wiring: Wiring, actor: Actor) -> None:
+        self._wiring, self._actor = wiring, actor
+
+    def rebuild(self, destination: str, report: Report, *, merge: bool = False) -> Rebuilt:
+        """The catalog from what lies at one destination; ``merge``: into one that is not empty."""
+        from backupd.app.rebuild import rebuild
+
+        with deed(self._wiring, self._actor, "catalog-rebuilt", subject=destination, detail="merged" if merge else ""):
+            return rebuild(self._wiring, destination, report, merge=merge)
+
+    def copy(self) -> tuple[Copied, ...]:
+        """Catalog, configuration, proofs and RECOVER.md to every destination, now."""
+        from backupd.app.bootstrap import write_copies
+
+        return write_copies(self._wiring, now=True)
+
+    def sign(self, destination: str, *, unproven: bool = False) -> Vouched:
+        """Sign what lies there unsigned and is what the runs of this catalog stored; ``unproven``: also what merely
+        agrees with the catalog."""
+        from backupd.app.vouching import vouch
+
+        with deed(self._wiring, self._actor, "documents-signed", subject=destination,
+                  detail="unproven" if unproven else ""):
+            return vouch(self._wiring, destination, unproven=unproven)
+
+    def fsck(self, *, repair: bool) -> FsckOutcome:
+        from backupd.app import verification
+
+        if not repair:
+            return verification.fsck(self._wiring, mend=False)
+        with deed(self._wiring, self._actor, "repaired"):
+            return verification.fsck(self._wiring, mend=True)

@@ -1,0 +1,115 @@
+"""``backupd alerts``: what is open, what was sent; test the channels, acknowledge an incident."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from backupd.alerts.letter import one_line
+from backupd.alerts.rules import title_of
+from backupd.cli.backups import ListByDefault
+from backupd.cli.options import AnyServer, Config, Json, remember
+from backupd.cli.session import session
+from backupd.model.clock import format_time
+from backupd.model.incident import Incident, Message, MessageState
+
+SHOWN = 40
+"""Rows of a list unless more are asked for."""
+_WIDTH = 70
+
+app = typer.Typer(
+    cls=ListByDefault,
+    help="List what is wrong; the messages about it; test the channels; acknowledge.",
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@app.callback()
+def group(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    remember(context, config, as_json)
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    server: AnyServer = None,
+    everything: Annotated[bool, typer.Option("--all", help="Those that are over, too.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = SHOWN,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """List what is open, newest first (also without the word `list`)."""
+    with session(context, config, as_json) as run:
+        found = run.service.alerts(server, is_open=None if everything else True, limit=limit)
+        run.screen.document([incident.as_json() for incident in found])
+        if not found:
+            run.screen.line("nothing is open" if not everything else "no incidents")
+            return
+        run.screen.table(("ID", "SINCE", "OVER", "WHAT", "WHY"), map(_incident, found))
+        for incident in [one for one in found if one.is_open and one.hint][:5]:
+            run.screen.line(f"{one_line(title_of(incident), _WIDTH)}: {incident.hint}")
+
+
+@app.command()
+def messages(
+    context: typer.Context,
+    state: Annotated[MessageState | None, typer.Option("--state", help="Only those in this state.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = SHOWN,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """List messages, newest first: sent, waiting to be sent (and why), given up."""
+    with session(context, config, as_json) as run:
+        found = run.service.messages(state=state, limit=limit)
+        run.screen.document([message.as_json() for message in found])
+        if not found:
+            run.screen.line("no messages")
+            return
+        run.screen.table(("ID", "BY", "STATE", "TRIES", "SUBJECT", "TROUBLE"), map(_message, found), right=("TRIES",))
+
+
+@app.command("test")
+def send_test(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    """Send a test by every channel that is set, and say how each fared."""
+    with session(context, config, as_json) as run:
+        sent = run.service.test_alerts()
+        run.screen.document([message.as_json() for message in sent])
+        for message in sent:
+            to = ", ".join(message.recipients)
+            run.screen.line(f"{message.channel}: sent to {to}" if message.state is MessageState.SENT else
+                            f"{message.channel}: NOT SENT\n{message.error}")
+            if message.state is MessageState.SENT and message.error:
+                run.screen.line(f"  but not to everybody:\n{message.error}")
+        if any(message.state is not MessageState.SENT or message.error for message in sent):
+            raise typer.Exit(1)
+
+
+@app.command()
+def acknowledge(
+    context: typer.Context,
+    incident: Annotated[str, typer.Argument(metavar="ID", help="Id of an incident, as `backupd alerts` lists it.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Say that somebody is at it: no reminders any more. That it is over is still told."""
+    with session(context, config, as_json) as run:
+        found = run.service.acknowledge(incident)
+        run.screen.done = f"{incident} was acknowledged"
+        run.screen.document(found.as_json())
+        run.screen.line(f"{found.acknowledged_by} is at {title_of(found)}: there are no reminders of it any more")
+
+
+def _incident(one: Incident) -> tuple[str, ...]:
+    over = format_time(one.closed_at.replace(microsecond=0)) if one.closed_at else (
+        f"acknowledged by {one.acknowledged_by}" if one.acknowledged_by else "")
+    return (one.id, format_time(one.opened_at.replace(microsecond=0)), over,
+            f"{str(one.severity).upper()} {one_line(title_of(one), _WIDTH)}", one_line(one.message, _WIDTH))
+
+
+def _message(one: Message) -> tuple[str, ...]:
+    trouble = one_line(one.error.partition("\n")[0], _WIDTH)
+    if one.next_try is not None and one.attempts:
+        trouble += f" (next try {format_time(one.next_try.replace(microsecond=0))})"
+    return one.id, one.channel, str(one.state), str(one.attempts), one_line(one.subject, _WIDTH), trouble

@@ -1,0 +1,108 @@
+"""Every kind of event that the program writes has a meaning."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import backupd
+from backupd.alerts.rules import RULES, Act, rule_of, title_of
+from backupd.app.incidents import Pair
+from backupd.app.recoveries import BAD
+from backupd.model.event import Event, Severity
+from backupd.model.incident import Incident
+from backupd.model.job import JobState
+
+ROOT = Path(backupd.__file__).parent
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+NO_EVENT = {JobState.QUEUED, JobState.WAITING, JobState.RUNNING, JobState.SUCCEEDED}
+"""States of jobs that no event of that name tells."""
+ELSEWHERE = {
+    ("backupd.app.daemon", "kind"): "self._event",
+    ("backupd.app.holds", "_WORDS[one.kind][0]"): "_WORDS",
+    ("backupd.app.holds", "word"): "_WORDS",
+    ("backupd.app.sweepnews", "pair.broken"): "",
+    ("backupd.app.sweepnews", "pair.mended"): "",
+    ("backupd.app.streamreport", "pair.broken"): "",
+    ("backupd.app.streamreport", "pair.mended"): "",
+}
+"""Expressions that only a call can tell: what tells them is the name of a call's function, or of a module's value;
+where it is empty, they are of a pair."""
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(ROOT.glob("app/*.py")):
+        text = path.read_text()
+        if "model.event import" in text:
+            yield f"backupd.app.{path.stem}", ast.parse(text)
+
+
+def kinds() -> Iterator[tuple[str, str]]:
+    """Each kind, with where it was found."""
+    for name, tree in modules():
+        module = importlib.import_module(name)
+        for value in vars(module).values():
+            if isinstance(value, Pair):
+                yield value.broken, name
+                yield value.mended, name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Event":
+                given = [word.value for word in node.keywords if word.arg == "kind"] or node.args[1:2]
+                yield from ((kind, name) for kind in resolved(module, tree, given[0]))
+
+
+def resolved(module: Any, tree: ast.Module, expression: ast.expr) -> Iterator[str]:
+    text = ast.unparse(expression)
+    told = ELSEWHERE.get((module.__name__, text))
+    if told == "self._event":
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == told:
+                yield ast.literal_eval(node.args[0])
+    elif told:
+        for words in getattr(module, told).values():
+            yield from words
+    elif told is None and isinstance(expression, ast.JoinedStr):
+        assert text in {"f'job-{state}'", "f'job-{job.state}'"}, f"{module.__name__}: {text}"
+        yield from (f"job-{state}" for state in JobState if state not in NO_EVENT)
+    elif told is None:
+        try:
+            found = eval(text, vars(module))  # a constant of that module
+        except NameError as error:
+            raise AssertionError(f"{module.__name__}: say in ELSEWHERE what {text} can be") from error
+        assert isinstance(found, str)
+        yield found
+
+
+def test_every_kind_in_the_source_is_classified() -> None:
+    found = set(kinds())
+    assert len({kind for kind, _where in found}) > 60
+    assert {(kind, where) for kind, where in found if kind not in RULES} == set()
+
+
+def test_every_rule_is_of_a_kind_that_is_written() -> None:
+    written = {kind for kind, _where in kinds()}
+    assert {kind for kind in RULES if kind not in written} == set()
+
+
+def test_every_pair_is_one_incident_that_its_second_kind_closes() -> None:
+    for name, _tree in modules():
+        for pair in vars(importlib.import_module(name)).values():
+            if isinstance(pair, Pair) and RULES[pair.broken].act is not Act.SILENT:
+                assert (RULES[pair.broken].act, RULES[pair.mended].act) == (Act.OPENS, Act.CLOSES), pair
+                assert RULES[pair.broken].topic == RULES[pair.mended].topic, pair
+
+
+def test_what_counts_as_a_bad_job_is_what_opens_its_incident() -> None:
+    assert {kind for kind, rule in RULES.items() if rule.topic == "job" and rule.act is Act.OPENS} == set(BAD)
+
+
+def test_an_unknown_trouble_is_told_and_unknown_good_news_are_not() -> None:
+    unknown = Event(NOW, "volcano", Severity.ERROR, "it smokes")
+    assert rule_of(unknown).act is Act.OPENS
+    assert rule_of(Event(NOW, "volcano", Severity.INFO, "it sleeps")).act is Act.SILENT
+    incident = Incident("i", "big-volcano", "db1", "", Severity.ERROR, "", "", "", NOW, NOW)
+    assert title_of(incident) == "db1: big volcano"

@@ -1,0 +1,87 @@
+"""What load balancers, supervisors and Prometheus ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from backupd.catalog.absences import Absence
+from backupd.model.access import Role
+from tests.api.rig import Rig, rig
+from tests.app.house import Office
+
+
+def test_the_process_says_that_it_lives(house: Rig) -> None:
+    answer = house.client().get("/healthz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_it_is_ready_while_a_service_is_on_watch(house: Rig) -> None:
+    answer = house.client().get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["reasons"] == [
+        "no service follows the policies: nothing starts by itself (is `backupd serve` running?)"]
+    assert house.catalog.watch.take("a test")
+    try:
+        assert (house.client().get("/readyz").status_code, house.client().get("/readyz").json()) == (
+            200, {"ready": True, "reasons": []})
+    finally:
+        house.catalog.watch.leave()
+    assert house.client().get("/readyz").status_code == 503
+
+
+def test_a_catalog_that_does_not_answer_is_a_reason_and_the_process_still_lives(tmp_path: Path) -> None:
+    with rig(tmp_path) as here:
+        catalog = tmp_path / "catalog.db"
+        here.catalog.close()
+        catalog.rename(tmp_path / "away.db")
+        catalog.mkdir()
+        answer = here.client().get("/readyz")
+        assert (answer.status_code, answer.json()["ready"]) == (503, False)
+        assert any("catalog" in reason for reason in answer.json()["reasons"])
+        assert here.client().get("/healthz").status_code == 200
+        catalog.rmdir()
+        (tmp_path / "away.db").rename(catalog)
+
+
+def test_a_server_that_a_backup_took_out_of_rotation_is_told_to_the_load_balancer(house: Rig) -> None:
+    client = house.client()
+    assert client.get("/healthz/servers/db1").json() == {"server": "db1", "present": True, "reason": ""}
+    house.catalog.absences.begin(Absence("db1", "20261121T120000Z-00000001", house.wiring.clock()))
+    answer = client.get("/healthz/servers/db1")
+    assert (answer.status_code, answer.json()["present"]) == (503, False)
+    assert answer.json()["reason"]
+    house.catalog.absences.end("db1", "20261121T120000Z-00000001")
+    assert client.get("/healthz/servers/db1").status_code == 200
+    assert client.get("/healthz/servers/nobody").status_code == 404
+    assert client.get("/healthz/servers/a%20b").status_code == 422
+
+
+def test_metrics_are_those_of_the_catalog(house: Rig) -> None:
+    answer = house.client().get("/metrics")
+    assert answer.status_code == 200, "only this host can connect"
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    assert [sample.labels for sample in found["backupd_server_recoverable"].samples] == [{"server": "db1"}]
+
+
+@pytest.mark.parametrize(("metrics", "status"), [("auto", 200), ("open", 200), ("token", 401)])
+def test_the_configuration_says_who_may_measure(tmp_path: Path, metrics: str, status: int) -> None:
+    office = Office(tmp_path, {"db1": "gold", "db2": "gold"})
+    with rig(office.write(extra=f"api: {{metrics: {metrics}}}\n")) as here:
+        assert here.client().get("/metrics").status_code == status
+        assert here.client(Role.VIEWER).get("/metrics").status_code == 200
+        narrow = here.client(Role.VIEWER, servers={"db2"}).get("/metrics").text
+        assert "db1" not in narrow
+        assert "backupd_destination" not in narrow
+        assert 'backupd_server_recoverable{server="db2"} 0.0' in narrow
+
+
+def test_where_others_can_connect_metrics_need_a_token_by_default(tmp_path: Path) -> None:
+    with rig(tmp_path, extra="api: {listen: '0.0.0.0:8642'}\n") as here:
+        answer = here.client().get("/metrics")
+        assert (answer.status_code, answer.headers["content-type"]) == (401, "application/problem+json")
+        assert here.client(Role.VIEWER).get("/metrics").status_code == 200

@@ -1,0 +1,89 @@
+"""docs/installing.md and the files it names say only what is so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from backupd.app.settings import load_settings
+from backupd.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "installing.md").read_text()
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(kind: str) -> Iterator[str]:
+    for indent, found, text in BLOCK.findall(GUIDE):
+        if found == kind:
+            yield re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
+
+
+def test_every_configuration_in_it_is_valid_with_its_policy(tmp_path: Path) -> None:
+    pairs = [text for text in blocks("yaml") if text.startswith("# /etc/backupd/")]
+    assert len(pairs) == 4
+    for number in (0, 2):
+        home = tmp_path / str(number)
+        for text in pairs[number:number + 2]:
+            name = text.partition("\n")[0].removeprefix("# /etc/backupd/")
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_text(text.replace("/etc/backupd", str(home)))
+        settings = load_settings(home / "backupd.yaml")
+        for server in settings.servers:
+            found = settings.server(server)
+            assert found.usable
+            assert {*found.required, *found.others} == set(settings.destinations)
+
+
+def test_the_section_that_lets_others_in_is_valid_beside_the_rest(tmp_path: Path) -> None:
+    whole = next(text for text in blocks("yaml") if text.startswith("# /etc/backupd/backupd.yaml"))
+    policy = next(text for text in blocks("yaml") if text.startswith("# /etc/backupd/policies/shop.yaml"))
+    part = next(text for text in blocks("yaml") if text.startswith("# in /etc/backupd/backupd.yaml"))
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "shop.yaml").write_text(policy)
+    (tmp_path / "backupd.yaml").write_text((whole + part).replace("/etc/backupd", str(tmp_path)))
+    assert load_settings(tmp_path / "backupd.yaml").api.listen == "0.0.0.0:8642"
+
+
+def test_every_command_in_it_and_in_the_alerts_is_one_that_there_is() -> None:
+    texts = [*blocks(""), *re.findall(r"`(backupd [^`]+)`", GUIDE),
+             *re.findall(r"`(backupd [^`]+)`", (ROOT / "deploy" / "prometheus-rules.yml").read_text()),
+             *re.findall(r"backupd token create.*", (ROOT / "docker-compose.yml").read_text())]
+    commands = [line.partition("#")[0].split() for text in texts for line in text.splitlines()
+                if re.match(r"(docker compose exec backupd )?backupd ", line)]
+    assert len(commands) > 15
+    tree = typer.main.get_command(app)
+    for words in commands:
+        _is_command(tree, [word for word in words if word not in ("docker", "compose", "exec")])
+
+
+def _is_command(command: Any, words: list[str]) -> None:
+    """Down the tree of commands as far as their names go; then every option must be one of that command."""
+    rest = [word for word in words if word != "backupd"]
+    assert rest[0] in command.commands, words
+    while rest and rest[0] in (inner := getattr(command, "commands", {})):
+        command = inner[rest.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in rest if word.startswith("--")} <= known, words
+
+
+def test_every_file_that_it_names_is_there() -> None:
+    for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", GUIDE):
+        assert (ROOT / "docs" / path).exists(), path
+    for path in re.findall(r"`((?:deploy|scripts)/[\w.-]+)`", GUIDE):
+        assert (ROOT / path).exists(), path
+    texts = GUIDE + (ROOT / "docs" / "operations.md").read_text()
+    anchors = {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
+               for title in re.findall(r"^#+ (.*)$", texts, re.MULTILINE)}
+    assert set(re.findall(r"\]\((?:operations\.md)?#([^)]+)\)", GUIDE)) <= anchors
+
+
+def test_the_image_holds_what_setup_would_install() -> None:
+    image = (ROOT / "Dockerfile").read_text()
+    (needs,) = re.findall(r'^needs="([^"]*)"$', (ROOT / "scripts" / "setup").read_text(), re.MULTILINE)[:1]
+    packages = {line.partition("|")[2] for line in needs.splitlines()}
+    assert packages <= set(image.split()), "the container needs what a host needs"
