@@ -78,7 +78,8 @@ def by_rest(rest: Rest, target: str, datadir: Path, sums: dict[str, int]) -> Non
     done = rest.ask(f"/v1/restores/{started['restore']['id']}")
     expect(done["state"] == "succeeded", f"restore {done['id']} succeeded: "
            + ", ".join(f"{one['name']} {one['seconds']:.1f} s" for one in done["phases"] if one["state"] == "done"))
-    with stopped_at_the_end(done["started"]["pid"]), contextlib.closing(connect(done["started"]["socket"])) as fresh:
+    started = done["outcome"]["started"]
+    with stopped_at_the_end(started["pid"]), contextlib.closing(connect(started["socket"])) as fresh:
         expect(sample.checksum_everything(fresh) == sums,
                f"the checksums of all {len(sums)} tables equal the source's right before the DELETE")
 

@@ -41,7 +41,7 @@ def make_token(request: Request, asked: TokenRequest, actor: CurrentActor, wirin
     token, secret = create_token(wiring, actor, asked.name, asked.role, servers=asked.servers,
                                  expires_at=asked.expires_at)
     request.state.secret_answer = True
-    return JSONResponse({"token": token.as_json(), "secret": secret}, 201, {"Cache-Control": "no-store"})
+    return JSONResponse({**token.as_json(), "token": secret}, 201, {"Cache-Control": "no-store"})
 
 
 @router.delete("/tokens/{id}", dependencies=[ADMIN], response_model=Token)

@@ -41,13 +41,12 @@ class TokenRequest(Asked):
     expires_at: AwareDatetime | None = Field(None, strict=False, description="Null: it does not expire.")
 
 
-class NewToken(Shape):
-    """The secret is shown this once and kept nowhere."""
+class NewToken(Token):
+    """`token` is what lets in: it is shown this once and kept nowhere."""
 
-    model_config = example({"token": {**_TOKEN, "last_used_at": None}, "secret": "bkd_..."})
+    model_config = example({**_TOKEN, "last_used_at": None, "token": "bkd_..."})
 
-    token: Token
-    secret: str
+    token: str
 
 
 class TokensQuery(Page):

@@ -44,7 +44,8 @@ _RESTORE: dict[str, Any] = {
     "phases": [{"name": "fetched", "state": "done", "seconds": 58.1, "bytes": 734003200, "estimate": 61.2},
                {"name": "prepared", "state": "running", "seconds": None, "bytes": None, "estimate": 40.0}],
     "progress": {"phase": "prepare", "bytes": 0, "bytes_total": None, "files": 0, "files_total": None, "note": "",
-                 "seconds_left": None}}
+                 "seconds_left": None},
+    "outcome": None}
 
 
 class RestoreRequest(Asked):
@@ -292,6 +293,8 @@ class Restore(Shape):
     resumable: bool = Field(description="Ask for the same again, and it goes on with what it has fetched.")
     phases: list[RestorePhase]
     progress: Progress | dict[str, Any] | None
+    outcome: dict[str, Any] | None = Field(
+        description="What came of it, as `backupd restore --json` tells it: a started server, checks, tables.")
 
 
 class RestoresQuery(Page):

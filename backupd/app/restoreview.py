@@ -75,7 +75,7 @@ class RestoreView:
                 "error": record.error, "job": record.job_id or None,
                 "request": request_of(record), "resumable": self.resumable,
                 "phases": [phase.as_json() for phase in self.phases],
-                "progress": dict(progress) if progress else None}
+                "progress": dict(progress) if progress else None, "outcome": (record.request or {}).get("outcome")}
 
 
 def request_of(record: RestoreRecord) -> dict[str, Any] | None:

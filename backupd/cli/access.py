@@ -50,7 +50,7 @@ def create(
     with session(context, config, as_json) as run:
         token, secret = run.service.access.create(name, role, servers=server or None, expires=expires)
         run.screen.done = f"token {token.id} was made"
-        run.screen.document({**token.as_json(), "secret": secret})
+        run.screen.document({**token.as_json(), "token": secret})
         run.screen.line(f"token {token.id} of {token.name}, {token.role} of {_scope(token)}{_until(token)}")
         run.screen.line("its secret, shown this once:")
         run.screen.line(secret)

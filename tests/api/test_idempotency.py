@@ -68,6 +68,6 @@ def test_the_secret_of_a_token_is_told_once_and_kept_nowhere(house: Rig) -> None
     again = _post(client, "five", TOKENS, name="new", role="viewer")
     assert again.status_code == 409
     assert "secret" in again.json()["message"]
-    secret = first.json()["secret"].encode()
+    secret = first.json()["token"].encode()
     for file in house.settings.file.parent.rglob("*"):
         assert not file.is_file() or secret not in file.read_bytes()

@@ -29,12 +29,12 @@ def test_a_token_is_made_listed_and_revoked(config: str, capsys: pytest.CaptureF
     made = _json(capsys, "token", "create", "--role", "operator", "--name", "eva", "--server", "db1", "--expires",
                  "90d", "--config", config)
     assert isinstance(made, dict)
-    assert made["secret"].startswith(PREFIX)
+    assert made["token"].startswith(PREFIX)
     assert (made["role"], made["servers"], made["name"]) == ("operator", ["db1"], "eva")
     assert made["expires_at"] is not None
     listed = _json(capsys, "token", "list", "--config", config)
     assert isinstance(listed, list)
-    assert "secret" not in listed[0]
+    assert "token" not in listed[0]
     assert listed[0]["id"] == made["id"]
     assert main(["token", "revoke", made["id"], "--config", config]) == 0
     assert "eva counts no more" in capsys.readouterr().out
