@@ -97,6 +97,14 @@ class FakeService:
         if self.failure is not None and call[0] != "open":
             raise self.failure
 
+    @property
+    def foreground(self) -> Self:
+        return self
+
+    @property
+    def upkeep(self) -> Self:
+        return self
+
     def check(self, server: str | None) -> list[FakeFinding]:
         self._note("check", server)
         return self.findings
