@@ -68,6 +68,7 @@ class Worker:
         self._wiring, self._grace = wiring, grace
         self._running: list[_Running] = []
         self._held = False
+        self._starting = 0
         self._awake = threading.Event()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="worker", daemon=True)
@@ -142,11 +143,18 @@ class Worker:
         if time.monotonic() >= self._next_abandon:
             self._next_abandon = time.monotonic() + _ABANDON_SECONDS
             abandon_dead(self._wiring)
+        self._starting = 1  # before it is asked whether nothing may start: who holds it, and counts, misses none
+        try:
+            self._start_what_may()
+        finally:
+            self._starting = 0
+
+    def _start_what_may(self) -> None:
         if self._held or time.monotonic() < self._next_start:
             return
         paused = {hold.server for hold in self._wiring.catalog.holds.all() if hold.kind == "pause"}
         allowed = may_start(self._wiring.settings, paused)
-        while not self._ending.is_set() and time.monotonic() >= self._next_start:
+        while not self._held and not self._ending.is_set() and time.monotonic() >= self._next_start:
             job = self._wiring.catalog.jobs.claim(self._owner, self._wiring.clock(), allowed=allowed)
             if job is None:
                 return

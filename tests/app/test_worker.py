@@ -258,7 +258,7 @@ def test_a_killed_process_is_abandoned_with_its_signal_and_tried_again(
         again, = site.wiring.catalog.jobs.list(previous=name)
         until(lambda: site.over(again.id))
     assert site.job(again.id).state is JobState.SUCCEEDED
-    assert [event.kind for event in site.wiring.catalog.events.list()] == ["job-abandoned"]
+    assert [event.kind for event in site.wiring.catalog.events.list()] == ["job-recovered", "job-abandoned"]
     site.is_clean()
     assert site.house.fsck() == []
 

@@ -172,6 +172,32 @@ def test_jobs_go_by_the_settings_in_force_whatever_the_files_say(office: Office,
         until(lambda: not before.exists())
 
 
+# -- a stop, or a hold, in the moment of a start
+
+
+def test_a_job_that_is_being_claimed_counts_as_running_and_none_starts_after_it(place: Wiring,
+                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever stops the service holds the worker, and asks whether anything runs that should have its grace."""
+    instead(monkeypatch, "true")
+    first, late = enqueue(place), enqueue(place, server="db2")
+    one = Worker(place)
+    claim, seen = place.catalog.jobs.claim, []
+
+    def claiming(*args: Any, **more: Any) -> JobRecord | None:
+        one.hold(True)
+        seen.append(one.running())
+        return claim(*args, **more)
+
+    monkeypatch.setattr(place.catalog.jobs, "claim", claiming)
+    one.step()
+    assert seen == [1]
+    assert [running.job.id for running in one._running] == [first.id]
+    assert state(place, late) is JobState.QUEUED
+    until(lambda: one._running[0].process.ended() is not None)
+    one.step()
+    assert one.running() == 0
+
+
 # -- a process that stands still
 
 
@@ -181,7 +207,7 @@ def test_a_process_that_stands_still_is_ended_and_counts_as_hanging(place: Wirin
     monkeypatch.setattr(worker, "STILL", timedelta(milliseconds=300))
     job = enqueue(place)
     with Worker(place, grace=0.3) as one:
-        until(lambda: one.running() == 1)
+        until(lambda: bool(one._running))
         os.kill(one._running[0].process.child.pid, signal.SIGSTOP)
         until(lambda: state(place, job) is not JobState.RUNNING, seconds=30)
     row = place.catalog.jobs.get(job.id)
@@ -234,7 +260,7 @@ def test_a_stop_while_the_catalog_is_locked_ends_and_the_job_is_queued_again_lat
         job = enqueue(place)
         one = Worker(place, grace=0.3)
         with one:
-            until(lambda: one.running() == 1)
+            until(lambda: bool(one._running))
             pid = one._running[0].process.child.pid
             lock = sqlite3.connect(office.base / "catalog.db", isolation_level=None)
             lock.execute("BEGIN EXCLUSIVE")
