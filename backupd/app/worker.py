@@ -89,8 +89,8 @@ class Worker:
         self.stop()
 
     def running(self) -> int:
-        """How many jobs have a process that has not ended yet."""
-        return len(self._running)
+        """How many jobs have a process that has not ended yet, or are about to get one."""
+        return len(self._running) + self._starting
 
     def wake(self) -> None:
         """Look at the queue now."""
