@@ -20,7 +20,7 @@ from tests.api.rig import Rig, rig
 from tests.api.state import shapes
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
-from tests.e2e.service import ONCE_A_YEAR, serving
+from tests.e2e.service import ONCE_A_YEAR, serving, until
 from tests.e2e.test_point_in_time import did, on, sums
 from tests.support import sample
 from tests.support.dice import SOAK
@@ -28,6 +28,7 @@ from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
 from tests.support.server import SERVICE_USER, Server
+from tests.support.serving import free_port
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
@@ -88,6 +89,13 @@ def read(client: httpx.Client, path: str, operation: str, **query: Any) -> Any:
     return answer.json()
 
 
+def is_answered(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 @pytest.fixture(scope="module")
 def night(keys: Keys) -> Iterator[Night]:
     with ExitStack() as stack:
@@ -97,12 +105,15 @@ def night(keys: Keys) -> Iterator[Night]:
         server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost")
         sample.create(server)
         server.execute("SET GLOBAL event_scheduler = OFF", "DROP EVENT shop.forget_logs")
-        house = House(base, server, keys)
+        port = free_port()
+        house = House(base, server, keys, config_extra=f"api: {{listen: '127.0.0.1:{port}'}}\n")
         (base / "policies" / "gold.yaml").write_text(ONCE_A_YEAR)
         folders = f"restore: {{folders: [{base}/restores], "
         house.config.write_text(house.config.read_text().replace("restore: {", folders))
         api = stack.enter_context(rig(load_settings(house.config)))
         stack.enter_context(serving(house))
+        api.url = f"http://127.0.0.1:{port}"  # that of the service; ours only makes tokens
+        until(lambda: is_answered(api.url), lambda: "an answer of the service")
         client = api.client("operator")
         begun = client.post("/v1/backups", json={"server": SERVER, "kind": "full"})
         assert begun.status_code == 202, begun.text
