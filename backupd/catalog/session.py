@@ -11,6 +11,7 @@ from backupd.catalog.audit import Audit
 from backupd.catalog.backups import Backups
 from backupd.catalog.binlogs import Binlogs
 from backupd.catalog.challenges import Challenges
+from backupd.catalog.changes import Changes
 from backupd.catalog.cursors import Cursors
 from backupd.catalog.database import Database
 from backupd.catalog.events import Events
@@ -75,6 +76,10 @@ class Catalog:
         """What the database finds wrong with itself, one line each. Reads everything; for `backupd fsck`."""
         return self._database.integrity()
 
+    def changes(self) -> Changes:
+        """Whether anybody writes from now on."""
+        return Changes(self._database)
+
     def identity(self) -> str:
         """Which catalog this is: 12 hex digits that its copies have, too, and one made after its loss has not."""
         return identity_of(self._database)
@@ -99,12 +104,13 @@ class Catalog:
         self.close()
 
 
-def open_catalog(url: str) -> Catalog:
-    """Open the catalog at ``sqlite:////PATH`` or ``postgresql://...``, made or upgraded first where needed.
+def open_catalog(url: str, *, make: bool = True) -> Catalog:
+    """Open the catalog at ``sqlite:////PATH`` or ``postgresql://...``, made (with ``make``) or upgraded first where
+    needed.
 
     Raises CatalogError naming the file or server: damaged, read-only, newer than this program, out of reach.
     """
-    database = Database(url)
+    database = Database(url, make=make)
     try:
         _bring_up_to_date(database)
     except BaseException:
@@ -113,12 +119,13 @@ def open_catalog(url: str) -> Catalog:
     return Catalog(database)
 
 
-def upgrade(url: str) -> tuple[str | None, str]:
+def upgrade(url: str, *, make: bool = True) -> tuple[str | None, str]:
     """Bring a catalog's tables up to date and close it; gives the revision before (None: it was empty) and after.
+    ``make``: also one that is not there.
 
     Two processes may do it at once. Raises CatalogError.
     """
-    database = Database(url)
+    database = Database(url, make=make)
     try:
         return _bring_up_to_date(database)
     finally:

@@ -17,7 +17,7 @@ from policies.load import load, load_policy
 from policies.schema import Policy
 from tests.policies.places import CONFIGURATION, POLICY
 
-_SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
+_SETTINGS = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
                      print_blob=True)
 
 

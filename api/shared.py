@@ -1,0 +1,111 @@
+"""Answers that are shared: two hundred pages that ask for the same are answered once, as long as nobody has written to
+the catalog meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from backupd.model.access import Actor
+
+FRESH = 1.0
+"""Seconds after which it is asked anew in any case: answers tell ages, and what a destination says."""
+LARGEST = 512 * 1024
+"""Bytes of an answer that is kept."""
+MOST = 64
+"""Answers that are kept."""
+_STREAM = "/v1/events"
+_API = "/v1/"
+
+Version = Callable[[], int | None]
+
+
+@dataclass(slots=True)
+class _Answer:
+    """``version`` of the catalog right before it was worked on. ``messages`` empty: not one to share."""
+
+    version: int
+    at: float
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    messages: tuple[Message, ...] = ()
+
+
+class SharedAnswers:
+    """Behind the door: who asks was let in already, and shares answers only with itself. An answer counts while
+    ``version`` tells the number that it told before the work on it began; where it tells none, nothing is shared."""
+
+    def __init__(self, app: ASGIApp, version: Version) -> None:
+        self._app, self._version = app, version
+        self._answers: dict[tuple[object, ...], _Answer] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key = _key(scope)
+        version = self._version() if key is not None else None
+        if key is None or version is None:
+            await self._app(scope, receive, send)
+            return
+        found = self._answers.get(key)
+        if found is not None and found.version == version and time.monotonic() - found.at < FRESH:
+            await found.done.wait()
+            if found.messages:
+                for message in found.messages:
+                    await send(dict(message))
+                return
+            await self._app(scope, receive, send)
+            return
+        await self._work(key, _Answer(version, time.monotonic()), scope, receive, send)
+
+    async def _work(self, key: tuple[object, ...], answer: _Answer, scope: Scope, receive: Receive, send: Send) -> None:
+        self._answers.pop(key, None)
+        while len(self._answers) >= MOST:
+            del self._answers[next(iter(self._answers))]
+        self._answers[key] = answer
+        messages: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            messages.append(_copy(message))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, keep)
+            if _is_shared(messages):
+                answer.messages = tuple(messages)
+        finally:
+            answer.done.set()
+            if not answer.messages and self._answers.get(key) is answer:
+                del self._answers[key]
+
+
+def _key(scope: Scope) -> tuple[object, ...] | None:
+    """None for what is not shared."""
+    if scope["type"] != "http" or scope["method"] != "GET":
+        return None
+    path = scope["path"]
+    actor: Actor | None = scope.get("state", {}).get("actor")
+    if actor is None or not actor.token_id or not path.startswith(_API) or path.startswith(_STREAM):
+        return None
+    return actor.token_id, actor.via, path, scope["query_string"], Headers(scope=scope).get("accept", "")
+
+
+def _copy(message: Message) -> Message:
+    """What is done to a message on its way out is not done to what is kept."""
+    copied: dict[str, Any] = dict(message)
+    if "headers" in copied:
+        copied["headers"] = list(copied["headers"])
+    return copied
+
+
+def _is_shared(messages: list[Message]) -> bool:
+    """A whole answer that says what was asked for, and may be kept."""
+    if not messages or messages[-1].get("more_body", False):
+        return False
+    start: Mapping[str, Any] = messages[0]
+    size = sum(len(message.get("body", b"")) for message in messages)
+    return (start.get("status") == 200 and size <= LARGEST
+            and "no-store" not in Headers(raw=start["headers"]).get("cache-control", ""))
