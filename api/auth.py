@@ -73,14 +73,12 @@ async def _identified(request: HTTPConnection) -> tuple[Actor | None, Session | 
         scheme, _, secret = header.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise UnauthenticatedError("only bearer tokens are understood", hint=_ASK)
-        check_throttle(site, address)
         return await run_in_threadpool(by_token, site, secret.strip(), address), None
     if request.scope["method"] in _CHANGING and request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise ForbiddenError("another site's page asked for this", hint="do it on backupd's own page")
     cookie = cookie_of(request)
     if not cookie:
         return None, None
-    check_throttle(site, address)
     found = await run_in_threadpool(session_of, site.wiring, cookie, address)
     if found is None:
         return None, None
@@ -91,7 +89,8 @@ async def _identified(request: HTTPConnection) -> tuple[Actor | None, Session | 
 
 
 def by_token(site: Site, secret: str, address: str, via: Via = Via.API) -> Actor:
-    """Raises UnauthenticatedError; a guess counts against ``address``."""
+    """Raises UnauthenticatedError, TooManyError; a guess counts against ``address``. A right token is let in whatever
+    else came from there: it cannot be guessed, and nobody can lock others out by sending wrong ones."""
     try:
         actor = actor_of(site.wiring, secret, address, via)
     except UnknownSecretError:
@@ -101,17 +100,13 @@ def by_token(site: Site, secret: str, address: str, via: Via = Via.API) -> Actor
     return actor
 
 
-def check_throttle(site: Site, address: str) -> None:
-    """Raises TooManyError while nobody at ``address`` is heard. The login page asks this, too, and tells ``failed`` and
-    ``passed``."""
+def failed(site: Site, address: str, via: Via = Via.API) -> None:
+    """A wrong token came; the first of a row stands in the audit, and each that costs time. Raises TooManyError while
+    wrong ones from ``address`` are not even told that they are wrong; the login page uses this, too, and ``passed``."""
     seconds = site.throttle.wait(address)
     if seconds > 0:
         raise TooManyError("too many wrong tokens came from this address", seconds,
-                           hint="wait for as long as Retry-After says, then send the right one")
-
-
-def failed(site: Site, address: str, via: Via = Via.API) -> None:
-    """A wrong token came; the first of a row stands in the audit, and each that costs time."""
+                           hint="this one is wrong, too: look for who sends it. A right one is let in at once")
     if site.throttle.failed(address) > 0 or site.throttle.count(address) == 1:
         nobody = Actor("", Role.VIEWER, via, address=address)
         site.aside.submit(audit, site.wiring, nobody, "login-failed", outcome="refused")
@@ -217,11 +212,11 @@ def current_session(request: Request) -> Session | None:
 
 def still_allowed(request: Request) -> bool:
     """May who asked still come in? For an answer that lasts. Raises CatalogError."""
-    site, actor = site_of(request), current_actor(request)
+    wiring, actor = site_of(request).wiring, current_actor(request)
     session = current_session(request)
-    if session is not None and session.expires_at <= site.wiring.clock():
-        return False
-    return site.wiring.catalog.tokens.get(actor.token_id).is_valid(site.wiring.clock())
+    if session is not None and wiring.catalog.sessions.find(session.digest, wiring.clock()) is None:
+        return False  # it is over, or was ended by logging out
+    return wiring.catalog.tokens.get(actor.token_id).is_valid(wiring.clock())
 
 
 async def _current_actor(request: Request) -> Actor:

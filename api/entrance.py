@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from api.auth import address_of, check_throttle, cookie_name, current_actor, current_session, failed, passed
+from api.auth import address_of, cookie_name, current_actor, current_session, failed, passed
 from api.site import site_of
 from backupd.app.tokens import UnknownSecretError, log_in, log_out
 from backupd.model.access import Actor, Session, Via
@@ -14,7 +14,6 @@ from backupd.model.access import Actor, Session, Via
 def enter(request: HTTPConnection, secret: str) -> tuple[Session, str, Actor]:
     """A session, what the cookie is to hold, and whose it is. Raises UnauthenticatedError, TooManyError."""
     site, address = site_of(request), address_of(request)
-    check_throttle(site, address)
     try:
         session, cookie, actor = log_in(site.wiring, secret.strip(), address)
     except UnknownSecretError:

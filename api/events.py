@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from backupd.model.job import JobRecord
 
 BEAT = 15.0
 """Seconds after which a comment shows both sides that the other one is there."""
+ASKED_AGAIN = 5.0
+"""Seconds after which nothing more is told before it is known that whoever listens still may."""
 MOST = 500
 """Listeners at a time."""
 _PAUSE = 0.5
@@ -157,16 +160,21 @@ def _tell(listener: Listener, what: Callable[[], None]) -> None:
 
 
 async def stream(broadcaster: Broadcaster, wiring: Wiring, wanted: Wanted, last: int | None, *,
-                 still: Callable[[], bool], beat: float = BEAT) -> AsyncGenerator[bytes, None]:
+                 still: Callable[[], bool], beat: float = BEAT, again: float = ASKED_AGAIN,
+                 ) -> AsyncGenerator[bytes, None]:
     """The text of an event stream, for ``wanted``: what came after the event ``last``, then what comes. It ends when
-    ``still`` says that whoever listens may not do so any more. Raises what ``listen`` raises before the first piece."""
+    ``still`` says that whoever listens may not do so any more; nothing is told where that was asked longer than
+    ``again`` seconds ago. Raises what ``listen`` raises before the first piece."""
     listener = Listener(wanted, asyncio.get_running_loop())
     await run_in_threadpool(broadcaster.listen, listener)
     try:
         yield b"retry: 2000\n\n"
         told: set[int] = set()
+        permission = _Permission(still, again)
         while last is not None:
             page = await run_in_threadpool(wiring.catalog.events.since, last)
+            if not await permission.lasts():
+                return
             for event in page:
                 told.add(event.number)
                 if wanted.has_event(event):
@@ -175,11 +183,10 @@ async def stream(broadcaster: Broadcaster, wiring: Wiring, wanted: Wanted, last:
         if wanted.job is not None:
             yield _job(await run_in_threadpool(wiring.catalog.jobs.get, wanted.job))
         while not listener.over:
-            try:
-                await asyncio.wait_for(listener.there.wait(), beat)
-            except TimeoutError:
-                if not await run_in_threadpool(_asked, still):
-                    return
+            silent = not await _is_told(listener, beat)
+            if not await permission.lasts(anew=silent):
+                return
+            if silent:
                 yield b": still here\n\n"
             events, jobs = listener.take()
             for event in events:
@@ -191,7 +198,29 @@ async def stream(broadcaster: Broadcaster, wiring: Wiring, wanted: Wanted, last:
         broadcaster.leave(listener)
 
 
-def _asked(still: Callable[[], bool]) -> bool:
+async def _is_told(listener: Listener, seconds: float) -> bool:
+    """Within so long."""
+    try:
+        return await asyncio.wait_for(listener.there.wait(), seconds)
+    except TimeoutError:
+        return False
+
+
+class _Permission:
+    """To listen: what was asked counts for ``again`` seconds."""
+
+    def __init__(self, still: Callable[[], bool], again: float) -> None:
+        self._still, self._again, self._asked = still, again, time.monotonic()
+
+    async def lasts(self, *, anew: bool = False) -> bool:
+        """``anew``: ask in any case."""
+        if not anew and time.monotonic() - self._asked < self._again:
+            return True
+        self._asked = time.monotonic()
+        return await run_in_threadpool(_still, self._still)
+
+
+def _still(still: Callable[[], bool]) -> bool:
     """A catalog that does not answer ends no stream: nothing is told meanwhile."""
     try:
         return still()

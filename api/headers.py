@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.problems import MEDIA_TYPE, document
-from policies.access import Api
+from policies.access import Api, is_loopback
 
 POLICY = ("default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'; "
           "img-src 'self' data:")
@@ -60,7 +60,7 @@ class Hosts:
 
     def __init__(self, app: ASGIApp, settings: Api) -> None:
         self._app = app
-        here = settings.listen.rpartition(":")[0].strip("[]").lower()
+        here = settings.host
         named = (urlsplit(settings.url).hostname or "").lower() if settings.url else ""
         self._names = {name for name in (here, named, "localhost", socket.gethostname().lower(),
                                          socket.getfqdn().lower()) if name}
@@ -85,14 +85,6 @@ class Hosts:
         if not host:
             return not found and request.scope.get("http_version") == "1.0"
         return self._any or host in self._names or _is_address(host)
-
-
-def is_loopback(host: str) -> bool:
-    """Can only this host connect there?"""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _is_address(host: str) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import MEDIA_TYPE, document
+from api.problems import MEDIA_TYPE, TooManyError, document
 
 LARGEST = 1024 * 1024
 """Bytes of a request's body."""
@@ -16,6 +19,32 @@ SENDING = 20.0
 """Seconds for a whole body to come."""
 TAKING = 30.0
 """Seconds for a reader to take what fills the connection."""
+
+
+BUSY_SECONDS = 2.0
+"""After which it is worth asking again for what others are at."""
+
+
+class Turns:
+    """Lets ``most`` threads at a time do what takes a processor long; the next one is refused rather than kept
+    waiting, because a thread that waits answers nobody else."""
+
+    def __init__(self, most: int) -> None:
+        self._free = threading.BoundedSemaphore(most)
+
+    @contextmanager
+    def one(self, what: str) -> Iterator[None]:
+        """Raises TooManyError. ``what``: is being done for others, in words."""
+        if not self._free.acquire(blocking=False):
+            raise TooManyError(f"{what} for others just now", BUSY_SECONDS, hint="ask again in a moment")
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+CHECKS = Turns(2)
+"""Of texts that may become policies."""
 
 
 class _GoneError(Exception):

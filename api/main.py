@@ -22,11 +22,13 @@ from api.idempotency import Idempotency
 from api.limits import Limits
 from api.openapi import describe
 from api.routes import health
+from api.shared import SharedAnswers
 from api.site import Site
 from api.throttle import Throttle
 from api.web import doing, site, view
 from backupd.app.service import Service
 from backupd.app.wiring import Wiring
+from backupd.catalog.changes import Changes
 from backupd.model.errors import BackupdError
 
 ROUTERS = (docs.router, health.router, *routes.ROUTERS, site.router, *view.ROUTERS, *doing.ROUTERS)
@@ -39,6 +41,7 @@ def create_app(service: Service, wiring: Wiring, *, reload: Callable[[], None]) 
     """``service`` stands on ``wiring``. ``reload``: asks the service that follows the policies to read its
     configuration anew. Raises TypeError for a route without a stated role."""
     ours = Site(wiring, service, Throttle(), reload, _error_page)
+    changes = wiring.catalog.changes()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -47,6 +50,7 @@ def create_app(service: Service, wiring: Wiring, *, reload: Callable[[], None]) 
             yield
         finally:
             app.state.broadcaster.close()
+            changes.close()
             ours.aside.shutdown()
 
     app = FastAPI(title="backupd", version=version("backupd"), lifespan=lifespan, docs_url=None, redoc_url=None,
@@ -59,7 +63,7 @@ def create_app(service: Service, wiring: Wiring, *, reload: Callable[[], None]) 
         require_stated_roles(router.routes)
         app.include_router(router)
     describe(app)
-    _surround(app, ours)
+    _surround(app, ours, changes)
     return app
 
 
@@ -68,11 +72,12 @@ def _error_page(request: HTTPConnection, status: int, told: Mapping[str, Any], h
     return site.render_error(Request(request.scope), error, status, headers=headers)
 
 
-def _surround(app: FastAPI, ours: Site) -> None:
+def _surround(app: FastAPI, ours: Site, changes: Changes) -> None:
     """The layers that every request passes, the outermost last."""
     def within(layer: Callable[..., ASGIApp], **options: object) -> None:
         app.add_middleware(layer, **options)
 
+    within(SharedAnswers, version=changes.version)
     within(Idempotency)
     within(Doorkeeper)
     within(ETags)

@@ -139,11 +139,13 @@ def _of_http(request: Request, error: Exception) -> Response:
     kind = status.phrase.lower().replace(" ", "-")
     message = {404: f"there is nothing at {request.url.path}",
                405: f"{request.method} is not done at {request.url.path}"}.get(status, str(error.detail))
-    hint = "/docs lists what there is" if status in (404, 405) else ""
+    hint = {404: "/docs lists what there is", 405: "/docs lists what there is",
+            400: "/docs describes each request, with an example"}.get(status, "")
+    detail = "it is nested too deeply" if isinstance(error.__cause__, RecursionError) else ""
     headers = dict(error.headers or {})
     if status == 405 and (methods := methods_at(request.app, request.url.path)):
         headers["Allow"] = ", ".join(methods)  # of all routes there, not of the first one alone
-    return answer(request, status, document(kind, status, message, hint=hint), headers)
+    return answer(request, status, document(kind, status, message, detail=detail, hint=hint), headers)
 
 
 def _errors(error: BackupdError) -> list[dict[str, Any]]:

@@ -18,6 +18,8 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.main import create_app
+from api.throttle import network
+from backupd.app.brokenpolicies import refuse_newly_broken
 from backupd.app.logs import say
 from backupd.app.service import Service
 from backupd.app.settings import Settings, held_settings, load_settings
@@ -32,6 +34,9 @@ HEAD_BYTES = 32 * 1024
 IDLE_SECONDS = 75
 """For which a connection is kept for the next request."""
 CONNECTIONS = 1000
+CONNECTIONS_OF_ONE = 300
+"""From one address (of IPv6: one net) that wait for what is sent next. Those that are being answered are not counted:
+behind a proxy everybody has its address."""
 END_SECONDS = 8
 """For what is being answered when the server is to end."""
 
@@ -40,13 +45,24 @@ class Http(HttpToolsProtocol):
     """As the library speaks it, but heads of requests are neither long nor slow."""
 
     head_seconds = HEAD_SECONDS
+    most_of_one = CONNECTIONS_OF_ONE
+    origin = ""
     _head = 0
     _complete = False
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the library's
         super().connection_made(transport)
+        self.origin = network(self.client[0]) if self.client else ""
         self._expect_head()
+        if sum(isinstance(one, Http) and one.origin == self.origin and one.is_waiting for one in self.connections
+               ) > self.most_of_one:
+            self._refuse(b"503 Service Unavailable")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Is it the other side's turn?"""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -145,7 +161,8 @@ def run(config: Path, descriptor: int, *, held: Path | None = None, ready: int |
     process; ``ready``: a descriptor that is written to once it answers. Raises ConfigurationError, CatalogError,
     UsageError for a descriptor that is no listening socket."""
     settings = load_settings(config, strict=False) if held is None else held_settings(held)
-    with _listener(descriptor) as listener, open_catalog(settings.catalog) as catalog, _library_log():
+    with (_listener(descriptor) as listener, open_catalog(settings.catalog, make=held is None) as catalog,
+          _library_log()):
         wiring = Wiring(settings, catalog)
         app = create_app(Service(wiring, ""), wiring, reload=_reloader(settings, os.getppid() if held else None))
 
@@ -177,7 +194,8 @@ def _reloader(settings: Settings, service: int | None) -> Callable[[], None]:
         if service is None or os.getppid() != service:
             raise RefusedError("no service is at work that could read its configuration anew",
                                hint="start `backupd serve`")
-        load_settings(settings.file)  # else it would be refused there, and nobody who asked would hear why
+        # Else it would be refused there, and nobody who asked would hear why.
+        refuse_newly_broken(settings, load_settings(settings.file, strict=False))
         os.kill(service, signal.SIGHUP)
 
     return reload

@@ -1,4 +1,4 @@
-"""Guesses at tokens: whoever fails too often has to wait."""
+"""Guesses at tokens: whoever fails too often has to wait with the next one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST = 300.0
 FORGOTTEN = 900.0
 """Seconds after the last wrong one."""
 ALL = 100
-"""Wrong tokens within a minute from everywhere: then only addresses are heard that came in lately."""
+"""Wrong tokens within a minute from everywhere: then only of addresses that came in lately they are heard."""
 KNOWN = 4096
 """So many addresses are remembered."""
 
@@ -43,7 +43,7 @@ class Throttle:
         self._allowance, self._counted = float(ALL), clock()
 
     def wait(self, address: str) -> float:
-        """Seconds until anybody at ``address`` is heard again; 0 when now."""
+        """Seconds until a wrong token from ``address`` is heard again; 0 when now."""
         now, key = self._clock(), network(address)
         with self._lock:
             self._refill(now)

@@ -52,6 +52,7 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_server_rto_objective_seconds", "What the policy promises as objectives.rto.", _S),
     Gauge("backupd_server_windows", "Windows of moments that can be restored.", _S),
     Gauge("backupd_server_gaps", "Gaps in the archived binary logs.", _S),
+    Gauge("backupd_server_gap_noticed_timestamp_seconds", "When the newest of them was noticed.", _S),
     Gauge("backupd_server_backups", "Complete backups.", _S),
     Gauge("backupd_server_protected_backups", "Complete backups with as many verified copies as the policy wants.",
           _S),

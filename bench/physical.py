@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.model.units import format_size, parse_size
-from bench import logical, looking, offsite, onetable, replaying, scheduling, solving, streaming, timeline
+from bench import api, logical, looking, offsite, onetable, replaying, scheduling, solving, streaming, timeline
 from bench.house import House
 from bench.measure import Run, Series, compared, table, timed
 from tests.support.keys import operator_keys
@@ -111,7 +111,7 @@ def main() -> None:
             rows = measure(Bench(base, server, keys), options.rounds)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    others = (looking, solving, timeline, scheduling, streaming, replaying)
+    others = (looking, solving, timeline, scheduling, streaming, replaying, api)
     small = options.size < logical.SIZE
     text = "\n\n".join([
         table(rows), *(other.main() for other in others), logical.main(min(options.size, logical.SIZE), options.rounds),

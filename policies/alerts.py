@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from policies.fields import KEPT_IN_FILE, Cron, Duration, LocalPath, Section, Words, has_password
+
+_LONGEST_ADDRESS = 320
+"""Characters: 64, the @, and 255."""
 
 
 def _smtp(text: str) -> str:
@@ -23,10 +27,15 @@ def _smtp(text: str) -> str:
     return text
 
 
+_WORD = r"""[^\s"(),:;<>@\[\\\]]+"""
+_ADDRESS = re.compile(rf"(?!.*=\?){_WORD}@(?:{_WORD}|\[(?:IPv6:)?[0-9A-Fa-f:.]+\])")
+
+
 def _address(text: str) -> str:
-    name, found, domain = text.rpartition("@")
-    if not found or not name or not domain or any(c.isspace() or c in "<>," for c in text):
-        raise ValueError(f"{text!r} is not a mail address: write name@example.com")
+    """Only what a mail's header can hold as it stands, without quotes: nothing else is used, and much is mistyped."""
+    points = text.startswith(".") or text.endswith(".") or any(bad in text for bad in ("..", ".@", "@."))
+    if points or len(text) > _LONGEST_ADDRESS or not text.isprintable() or not _ADDRESS.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is not a mail address: write name@example.com")
     return text
 
 

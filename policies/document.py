@@ -35,6 +35,9 @@ MAX_DEPTH = 32
 MAX_NODES = 100_000
 """Values after expansion of all aliases: nine lines of YAML can otherwise mean billions."""
 
+MAX_PROBLEMS = 100
+"""Of one file, and of each sort: nobody reads more at once, and each one costs time."""
+
 _TOO_LARGE = f"is larger than {MAX_BYTES // 1024} KiB: that is no configuration"
 
 Scalar = str | int | float | bool | None
@@ -293,6 +296,8 @@ class _Builder:
             self._problem(line, f"tags ({str(tag)[:40]}) are not supported: put texts in quotes instead")
 
     def _problem(self, line: int, message: str) -> None:
+        if len(self.problems) >= MAX_PROBLEMS:
+            raise UnreadableError(line, f"has more than {MAX_PROBLEMS} problems before this line: mend those first")
         self.problems.append(Problem(self._file, line, "", message))
 
 

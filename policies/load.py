@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
@@ -16,7 +16,7 @@ from policies.configuration import Configuration
 from policies.contradictions import contradictions
 from policies.document import Node, read_document, read_text
 from policies.fields import BASE, local_path
-from policies.problems import Model, place, suggestion, validate
+from policies.problems import Model, limited, place, suggestion, validate
 from policies.schema import Policy
 
 SUFFIX = ".yaml"
@@ -85,7 +85,9 @@ def load(path: Path, *, strict: bool = True) -> Loaded:
         raise ConfigurationError(sorted(problems, key=lambda p: (p.file != str(path), p.file, p.line or 0)))
     good = {name: found for name, found in files.items() if found.policy and name not in broken}
     document = {"file": str(path.absolute()), "configuration": node.plain(),
-                "policies": {name: found.node.plain() for name, found in good.items() if found.node}}
+                "policies": {name: found.node.plain() for name, found in good.items() if found.node},
+                "broken": {name: [[one.file, one.line, one.field, one.message] for one in found]
+                           for name, found in broken.items()}}
     return Loaded(path, configuration, {name: found.policy for name, found in good.items() if found.policy},
                   {name: tuple(found) for name, found in broken.items()}, document)
 
@@ -97,7 +99,8 @@ def revived(document: Mapping[str, Any]) -> Loaded:
     configuration = _revived(Configuration, document["configuration"], path)
     policies = {name: _revived(Policy, plain, configuration.policies / f"{name}{SUFFIX}")
                 for name, plain in document["policies"].items()}
-    return Loaded(path, configuration, policies, document=document)
+    broken = {name: tuple(Problem(*one) for one in found) for name, found in document.get("broken", {}).items()}
+    return Loaded(path, configuration, policies, broken, document)
 
 
 def _revived(model: type[Model], plain: Any, file: Path) -> Model:
@@ -152,7 +155,7 @@ def _policy_file(path: Path, node: Node | None, problems: list[Problem]) -> Poli
     if node is not None:
         policy, wrong = validate(Policy, node, path)
         problems += wrong
-        problems += _retention_elsewhere(node, path)
+        problems += limited(_retention_elsewhere(node, path), path)
         problems += _contradictions(policy, node, path)
     return PolicyFile(path, policy, node, tuple(problems))
 
@@ -182,27 +185,25 @@ def read_policies(folder: Path, problems: list[Problem], *, file: Path, line: in
 
 def unknown_destinations(found: PolicyFile, known: Collection[str]) -> list[Problem]:
     """Destinations that a policy names and the configuration does not have."""
-    if found.node is None:
-        return []
-    problems = []
+    return [] if found.node is None else limited(_unknown_destinations(found.node, found.path, known), found.path)
+
+
+def _unknown_destinations(node: Node, path: Path, known: Collection[str]) -> Iterator[Problem]:
     for group in ("required", "others"):
-        for number, name in _items(found.node, "destinations", group):
+        for number, name in _items(node, "destinations", group):
             if name not in known:
-                line, dotted = place(found.node, ("destinations", group, number))
-                problems.append(Problem(str(found.path), line, dotted,
-                                        f"no destination `{name}` in the configuration{suggestion(name, known)}"))
-    return problems
+                line, dotted = place(node, ("destinations", group, number))
+                yield Problem(str(path), line, dotted,
+                              f"no destination `{name}` in the configuration{suggestion(name, known)}")
 
 
-def _retention_elsewhere(node: Node, path: Path) -> list[Problem]:
+def _retention_elsewhere(node: Node, path: Path) -> Iterator[Problem]:
     used = {name for group in ("required", "others") for _number, name in _items(node, "destinations", group)}
-    problems = []
     for name in node.names("retention"):
         if used and name not in used:
             line, dotted = place(node, ("retention", name))
-            problems.append(Problem(str(path), line, dotted,
-                                    f"`{name}` is not among this policy's destinations{suggestion(name, used)}"))
-    return problems
+            yield Problem(str(path), line, dotted,
+                          f"`{name}` is not among this policy's destinations{suggestion(name, used)}")
 
 
 def _contradictions(policy: Policy | None, node: Node, path: Path) -> list[Problem]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from backupd.model.errors import Problem
-from policies.document import Node
+from policies.document import MAX_PROBLEMS, Node
 from policies.fields import BASE
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -45,7 +46,15 @@ def validate(model: type[Model], node: Node, file: Path) -> tuple[Model | None, 
     except ValidationError as error:
         # The input is left out: it may hold what should never have been written there.
         details = error.errors(include_url=False, include_input=False)
-        return None, [_problem(model, node, str(file), detail) for detail in details]
+        return None, limited((_problem(model, node, str(file), detail) for detail in details), file)
+
+
+def limited(problems: Iterator[Problem], file: Path) -> list[Problem]:
+    """The first of them, and that there are more; those are not even made."""
+    first = list(islice(problems, MAX_PROBLEMS))
+    if next(problems, None) is not None:
+        first.append(Problem(str(file), None, "", f"has more problems than the first {MAX_PROBLEMS}: mend these first"))
+    return first
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ from restore.checks import examine
 from restore.fetch import default_workers, sync_filesystem
 from restore.gate import NO_GATE, Gate, through
 from restore.logs import Logs
-from restore.occupancy import refuse_nested, refuse_non_empty, refuse_occupied
+from restore.occupancy import not_looked_at, refuse_nested, refuse_non_empty, refuse_occupied
 from restore.ownership import find_account
 from restore.place import clear, close_datadir, place
 from restore.plan import STEP_NAMES, bytes_of
@@ -127,6 +127,7 @@ class _Restore:
         started = running(run_folder(self._state.restore_id)) if placed else None
         if started is None:
             _await_free(site.datadir, seconds=_DYING if placed else 0.0)
+            self._warnings += not_looked_at(site.datadir)
         if not placed:
             refuse_non_empty(site.datadir, ours=(*site.ours, *self._state.moves))
         chain, warnings = load_chain(self._spec.server, self._spec.chain, self._destinations, self._unsealer)
@@ -143,6 +144,8 @@ class _Restore:
                 self._state = place(site, self._state, self._account, programs.tool.leftovers)
             write_marker(site.datadir, self._state)
         clear(site)
+        if site.folder.is_dir():
+            self._warnings.append(f"{site.folder} is still there: something in it is not backupd's")
         if self._spec.replica:
             self._warnings += replica_remarks(chain[-1].body.facts, self._position(chain[-1]))
         if SELINUX.exists():
@@ -237,6 +240,7 @@ class _Restore:
     def _open(self, held: contextlib.ExitStack) -> None:
         """From here on something of ours lies on the disk."""
         site = self._site
+        site.refuse_moved()
         if not site.folder.is_dir():
             site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             held.enter_context(exclusive(site.folder))

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import RefusedError
+from restore.staging import INSIDE, reserved
+from restore.state import MARKER
 from storage.layout import REPOSITORY
 
 _LOCKED_FILES = ("ibdata1", "aria_log_control", "mysql.ibd")
 """Files that servers hold a POSIX lock on as long as they run."""
+_NESTED = (*_LOCKED_FILES, MARKER, INSIDE)
+"""What tells that a folder is, or is about to be, a data directory."""
 _LISTED = 20
 _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of x86-64 and arm64 Linux: type, whence, start, length, pid (fcntl(2))."""
@@ -63,7 +67,8 @@ def refuse_non_empty(datadir: Path, ours: Collection[str] = ()) -> None:
 
 
 def refuse_nested(datadir: Path) -> None:
-    """Raises RefusedError when ``datadir`` (a real path) lies inside somebody's data directory, or in a repository.
+    """Raises RefusedError when ``datadir`` (a real path) lies inside somebody's data directory, in a repository, or in
+    what another restore builds and removes, or bears such a name. It may as well be a folder for SQL files.
 
     The files of a data directory in ``datadir`` itself are ``refuse_non_empty``'s business: they may be our own.
     """
@@ -74,7 +79,14 @@ def refuse_nested(datadir: Path) -> None:
                 detail=f"{folder / REPOSITORY} is there",
                 hint="restore outside every destination: what lies there is counted, checked and swept as backups",
             )
-        signs = [name for name in _LOCKED_FILES if folder != datadir and os.path.lexists(folder / name)]
+        if why := reserved(folder):
+            raise RefusedError(
+                f"{datadir} lies where restores are built: {folder}" if folder != datadir
+                else f"{datadir} bears the name of a place where restores are built",
+                detail=why,
+                hint="restore into another folder, or give it another name: what lies there is removed in the end",
+            )
+        signs = [name for name in _NESTED if folder != datadir and os.path.lexists(folder / name)]
         if signs:
             raise RefusedError(
                 f"{datadir} lies inside the data directory of a server: {folder}",
@@ -104,6 +116,25 @@ def find_occupants(datadir: Path, proc: Path = Path("/proc")) -> Iterator[Occupa
     yield from _listeners(real)
     yield from _pid_files(real, proc)
     yield from _inhabitants(real, proc)
+
+
+def not_looked_at(datadir: Path, proc: Path = Path("/proc")) -> list[str]:
+    """What is to be said where we may not see what every process does: then nobody knows whether one uses
+    ``datadir``."""
+    hidden = 0
+    above = {1, *_ancestors(proc)}  # who has started us, and everything, is no database server
+    for process in proc.iterdir():
+        if process.name.isdigit() and int(process.name) not in above:
+            try:
+                (process / "cwd").readlink()
+            except PermissionError:
+                hidden += 1
+            except OSError:
+                continue  # it has ended, or is the kernel's own
+    if not hidden:
+        return []
+    told = f"whether one of {hidden} processes uses {datadir} is not known: backupd may not look at them"
+    return [f"{told} (root with CAP_SYS_PTRACE may, see deploy/backupd.service)"]
 
 
 def _lock_holders(datadir: Path) -> Iterator[Occupant]:

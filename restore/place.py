@@ -7,6 +7,7 @@ are moved the data directory is closed to the server's user.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import os
@@ -52,6 +53,7 @@ def place(site: Site, state: State, account: Account, leftovers: Sequence[str]) 
     data directory. Raises RefusedError when something got into the data directory meanwhile.
     """
     placed = replace(state, stage="placed", moves=())
+    site.refuse_moved()
     try:
         if state.stage != "placing":
             remove_leftovers(site.data, leftovers)
@@ -78,8 +80,14 @@ def place(site: Site, state: State, account: Account, leftovers: Sequence[str]) 
 
 
 def clear(site: Site) -> None:
-    """Remove the staging folder, of which nothing is needed any more."""
-    shutil.rmtree(site.folder, ignore_errors=True)
+    """Remove the staging folder, of which nothing is needed any more; what is not backupd's stays where it is."""
+    with contextlib.suppress(OSError):
+        for path in site.built():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        site.folder.rmdir()
     if site.folder.parent.is_dir():
         sync_folder(site.folder.parent)
 

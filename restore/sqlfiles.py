@@ -19,11 +19,13 @@ from backupd.model.errors import RefusedError
 from backupd.model.server import Flavour
 from backupd.model.table import TableName, quote_name
 from backupd.process.durable import sync_folder
+from restore.occupancy import refuse_nested
 from restore.viewscript import joined
 
 README = "README.sql"
 SCRIPT = "load.sh"
 _PARTIAL = ".partial"
+_FOLDERS = ("schemas", "tables")
 VIEWS = "views.sql"
 """Of all schemas, where more than one has views."""
 _CLIENTS = {Flavour.MARIADB: "mariadb", Flavour.MYSQL: "mysql", Flavour.PERCONA: "mysql"}
@@ -89,10 +91,12 @@ def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) ->
     ``folder`` is left as it is; on the same file system both then share the files. ``flavour``: of the server they are
     for.
 
-    Raises RefusedError for a target that holds something or cannot be written.
+    Raises RefusedError for a target that holds something, lies where ``refuse_target`` allows none, or cannot be
+    written.
     """
+    refuse_target(target)
     try:
-        return _write(folder, target.absolute(), _CLIENTS[flavour])
+        return _write(folder, Path(os.path.realpath(target)), _CLIENTS[flavour])
     except OSError as error:
         room = "make room there, or" if error.errno == 28 else "mend that, or"
         raise RefusedError(f"cannot write SQL files to {target}: {error.strerror}",
@@ -100,12 +104,17 @@ def write_sql(folder: Path, target: Path, flavour: Flavour = Flavour.MARIADB) ->
                            hint=f"{room} name another folder; nothing was left there") from error
 
 
+def refuse_target(target: Path) -> None:
+    """Raises RefusedError for a folder in a data directory, in a repository, or where restores are built."""
+    refuse_nested(Path(os.path.realpath(target)))
+
+
 def _write(folder: Path, target: Path, client: str) -> Written:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RefusedError(f"{target} is there already and is not an empty folder",
                            hint="name one that does not exist; nothing is overwritten")
     partial = target.with_name(f".{target.name}{_PARTIAL}")
-    shutil.rmtree(partial, ignore_errors=True)
+    _remove_partial(partial)
     partial.mkdir(parents=True, mode=0o700)
     try:
         paths = sorted(path.relative_to(folder) for path in folder.rglob("*.sql"))
@@ -128,6 +137,19 @@ def _write(folder: Path, target: Path, client: str) -> Written:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return Written(len(paths), size, len(tables))
+
+
+def _remove_partial(partial: Path) -> None:
+    """What a killed call left. Raises RefusedError where something lies there that such a call does not make."""
+    if not os.path.lexists(partial):
+        return
+    foreign = [partial.name] if partial.is_symlink() or not partial.is_dir() else [
+        path.name for path in sorted(partial.iterdir())
+        if not (path.suffix == ".sql" or path.name in (SCRIPT, *_FOLDERS))]
+    if foreign:
+        raise RefusedError(f"{partial} is needed to write the files in, and is not one of backupd's",
+                           detail="\n".join(foreign[:20]), hint="move it away, or name another folder")
+    shutil.rmtree(partial)
 
 
 def _put(source: Path, target: Path) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import fnmatch
 import os
 import re
 import time
@@ -22,6 +23,10 @@ from restore.state import State, read_document, read_marker, write_durably
 BESIDE = ".restoring"
 INSIDE = ".backupd-restoring"
 _STATE = "restore.json"
+_RESERVED = (f"*{BESIDE}", INSIDE, "*.external", "*.external.new", ".*.partial")
+"""Names that restores take beside and in their goals (the last one: of SQL files), and remove what bears them."""
+_BUILT = ("data", "external", "logs", "binlogs", "replay", "increment-*")
+"""Folders that are made in a staging folder."""
 _PATIENCE = 2.0
 """Seconds."""
 
@@ -61,6 +66,32 @@ class Site:
 
     def increment(self, number: int) -> Path:
         return self.folder / f"increment-{number}"
+
+    def built(self) -> Iterator[Path]:
+        """What a restore made in the staging folder; what it remembers comes last."""
+        found = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        yield from (path for path in found if any(fnmatch.fnmatchcase(path.name, name) for name in _BUILT))
+        yield from (path for path in found if path.name in (_STATE, f"{_STATE}.new"))
+
+    def refuse_moved(self) -> None:
+        """Raises RefusedError where a symbolic link came to be on the way to the data directory."""
+        if (leads := os.path.realpath(self.datadir)) != str(self.datadir):
+            raise RefusedError(
+                f"{self.datadir} is another place by now",
+                detail=f"it leads to {leads}",
+                hint="somebody put a symbolic link on the way there: see who, and put the folder back",
+            )
+
+
+def reserved(folder: Path) -> str:
+    """Why backupd itself may remove what lies in ``folder``, or take it for a part of another restore; "" where it may
+    not."""
+    if any(fnmatch.fnmatchcase(folder.name, name) for name in _RESERVED):
+        return f"the name {folder.name} is one of those that restores use for themselves"
+    try:
+        return f"{folder / _STATE} is there" if read_document(folder / _STATE) is not None else ""
+    except RefusedError:
+        return ""  # somebody else's file of that name
 
 
 def choose_site(datadir: Path) -> Site:

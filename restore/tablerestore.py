@@ -32,7 +32,7 @@ from restore.handover import Goal, HandedOver, Triggers, hand_over, settle, told
 from restore.load import Loaded, load
 from restore.schemaobjects import SchemaObject, SchemaObjects, add_missing, create_missing
 from restore.shelf import Shelf
-from restore.sqlfiles import write_sql
+from restore.sqlfiles import refuse_target, write_sql
 from restore.stagingschema import drop_staging, staging_names, stagings
 from restore.tablenames import TableGoal
 from restore.tableoutcome import ROWS, TABLESPACE, RestoredTable, TablesOutcome
@@ -101,6 +101,7 @@ class _Work:
             raise RefusedError("neither a server nor a folder was named", hint="give --into SERVER or --sql DIR")
         if spec.sql.exists():
             raise RefusedError(f"{spec.sql} exists", hint="name a folder that is not there yet: nothing is overwritten")
+        refuse_target(spec.sql)
         with workplace(spec) as folder:
             found = self._extract(folder)
             write_sql(found.folder, spec.sql, found.flavour)

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import JSONResponse, Response
 
 from api.auth import OnSite, anybody, current_actor
-from api.headers import is_loopback
 from api.schemas.health import Alive, Presence, Ready
 from api.schemas.problem import Problem
 from api.site import site_of
+from backupd.catalog.session import Catalog
 from backupd.metrics import CONTENT_TYPE, exposition
 from backupd.model.access import Actor
-from backupd.model.errors import CatalogError
+from backupd.model.errors import CatalogError, NotFoundError
 
 router = APIRouter(tags=["health"])
 
 _NOT_READY = 503
+_PRESENCES: weakref.WeakKeyDictionary[Catalog, dict[str, tuple[bool, str]]] = weakref.WeakKeyDictionary()
+"""What was told of each server last, of each open catalog."""
 _NO_STORE = {"Cache-Control": "no-store"}
 ServerName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["shop-db1"])]
 
 
 async def may_measure(request: Request) -> Actor | None:
     """Who asks for the metrics; None where nobody has to say so. Raises UnauthenticatedError."""
-    api = site_of(request).wiring.settings.api
     actor: Actor | None = request.state.actor
-    if actor is None and (api.metrics == "token" or (api.metrics == "auto" and not is_loopback(_host(api.listen)))):
+    if actor is None and not site_of(request).metrics_are_open:
         return current_actor(request)
     return actor
-
-
-def _host(listen: str) -> str:
-    return listen.rpartition(":")[0].strip("[]").lower()
 
 
 @router.get("/healthz", summary="Does the process live?", response_model=Alive, dependencies=[Depends(anybody)])
@@ -45,14 +43,16 @@ async def healthz() -> Response:
 @router.get("/readyz", summary="Is it ready?", response_model=Ready, dependencies=[Depends(anybody)],
             responses={_NOT_READY: {"model": Ready, "description": "Not ready; `reasons` say why."}})
 def readyz(site: OnSite) -> Response:
-    """Ready is: the catalog answers, and a service follows the policies."""
+    """Ready is: the catalog answers and can be written, and a service follows the policies."""
     reasons = []
     try:
         if site.wiring.catalog.watch.is_held() is False:
             reasons.append("no service follows the policies: nothing starts by itself (is `backupd serve` running?)")
         site.wiring.catalog.holds.all()
-    except CatalogError as error:
-        reasons.append(error.message)
+        if not site.trial.works(site.wiring.catalog):
+            reasons.append("the catalog cannot be written (is its disk full? the service's log says why)")
+    except CatalogError:  # its message may tell where the catalog is, and anybody may ask
+        reasons.append("the catalog does not answer (the service's log says why)")
     return JSONResponse({"ready": not reasons, "reasons": reasons}, _NOT_READY if reasons else 200, headers=_NO_STORE)
 
 
@@ -61,8 +61,16 @@ def readyz(site: OnSite) -> Response:
                 404: {"model": Problem, "description": "There is no such server."},
                 _NOT_READY: {"model": Presence, "description": "A backup has taken it out of rotation."}})
 def presence(server: ServerName, site: OnSite) -> Response:
-    """For the health checks of load balancers: 503 while a backup wants the server to be left alone."""
-    present, reason = site.service.listings.server_is_present(server)
+    """For the health checks of load balancers: 503 while a backup wants the server to be left alone. While the catalog
+    does not answer it is what it was last: an outage of the catalog takes no server out of rotation."""
+    if server not in site.wiring.settings.servers:
+        raise NotFoundError("there is no such server", hint="name one of the configuration")  # and tell no other's name
+    known = _PRESENCES.setdefault(site.wiring.catalog, {})
+    try:
+        known[server] = site.service.listings.server_is_present(server)
+        present, reason = known[server]
+    except CatalogError:
+        present, reason = known.get(server, (True, ""))
     return JSONResponse({"server": server, "present": present, "reason": reason}, 200 if present else _NOT_READY,
                         headers=_NO_STORE)
 

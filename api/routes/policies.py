@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter, ValidationError
 
 from api.auth import Acting, CurrentActor, OnSite
+from api.limits import CHECKS
 from api.routes.answers import ADMIN, VIEWER, one, router_of, several
 from api.schemas.policies import Policy, Reloaded, Validation, ValidationRequest
 from backupd.app.auditing import audit
@@ -61,8 +62,9 @@ async def _asked(request: Request) -> ValidationRequest:
 
 @router.post("/policies/validate", dependencies=[VIEWER], response_model=Validation, openapi_extra=_BODY)
 def validate_policy(asked: Annotated[ValidationRequest, Depends(_asked)], service: Acting) -> JSONResponse:
-    """Everything that is wrong with the text of a policy file, by line. Nothing is kept."""
-    return one(service.listings.validate_policy(asked.text, asked.name))
+    """Everything that is wrong with the text of a policy file, of 64 KiB at most, by line. Nothing is kept."""
+    with CHECKS.one("texts of policies are checked"):
+        return one(service.listings.validate_policy(asked.text, asked.name))
 
 
 @router.post("/policies/reload", dependencies=[ADMIN], response_model=Reloaded, status_code=202)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
-from api.schemas.base import Asked, Line, Name, Page, Shape, Text, Time, example
+from api.schemas.base import Asked, Line, Moment, Name, Page, Shape, Text, Time, example
 from backupd.model.access import Role, Via
 
 _TOKEN: dict[str, Any] = {
@@ -38,7 +38,7 @@ class TokenRequest(Asked):
     name: Line = Field(max_length=100, description="Who or what uses it; the audit shows it.")
     role: Role = Field(strict=False)
     servers: list[Name] | None = Field(None, min_length=1, max_length=1000, description="Only these; null for all.")
-    expires_at: AwareDatetime | None = Field(None, strict=False, description="Null: it does not expire.")
+    expires_at: Moment | None = Field(None, strict=False, description="Null: it does not expire.")
 
 
 class NewToken(Token):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 MOST = 1000
 """Items of a page of a list, at most."""
@@ -24,6 +25,17 @@ Text = Annotated[str, Field(pattern=_TEXT)]
 """Any text that a database can keep."""
 Folder = Annotated[str, Field(pattern=r"^/[^\u0000]*$", max_length=4000, examples=["/srv/restored"])]
 """An absolute path on the host of backupd."""
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("lies outside of the years 1 to 9999 of UTC") from None
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""One that somebody names, in any zone."""
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$", examples=["20261121T020000Z-7f3a9c01"])]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from api.auth import Acting, allowed
+from api.limits import CHECKS
 from api.web.forms import Form, form
 from api.web.site import render
 from backupd.model.access import Role
@@ -44,5 +45,6 @@ def change(request: Request, name: str, service: Acting) -> Response:
 def check(request: Request, service: Acting, sent: Annotated[Form, Depends(form)]) -> Response:
     """Everything that is wrong with a text, each with its line; no file is written."""
     text, name = sent.raw("text"), sent.text("name")
-    found = service.listings.validate_policy(text, name or "policy")
+    with CHECKS.one("texts of policies are checked"):
+        found = service.listings.validate_policy(text, name or "policy")
     return render(request, "policy_check.html", status=200 if found.valid else 422, name=name, text=text, checked=found)

@@ -9,9 +9,13 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from backupd.alerts.delivery import Delivered, DeliveryError
+
+if TYPE_CHECKING:
+    import apprise
 
 _LONGEST_FILE = 256 * 1024
 
@@ -35,13 +39,20 @@ def read_channels(file: Path) -> Mapping[str, str]:
                             hint="alerts.channels_file names it; the service must be able to read it") from None
     urls = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     for number, url in enumerate(urls, start=1):
-        if not urlsplit(url).scheme:
+        if not _is_url(url):
             raise DeliveryError(f"entry {number} of {file} is no URL", hint="see https://appriseit.com for its URLs")
     return {channel_name(url): url for url in urls}
 
 
-def notify(name: str, url: str, title: str, body: str) -> Delivered:
-    """Send it over the channel. Raises DeliveryError."""
+def _is_url(text: str) -> bool:
+    try:
+        return bool(urlsplit(text).scheme)
+    except ValueError:
+        return False
+
+
+def courier(name: str, url: str) -> apprise.Apprise:
+    """What sends over the channel. Raises DeliveryError without the library, and for a URL that it does not know."""
     try:
         import apprise  # takes its time to load, and hardly anybody needs it
     except ModuleNotFoundError:
@@ -49,11 +60,16 @@ def notify(name: str, url: str, title: str, body: str) -> Delivered:
                             hint="pip install 'backupd[channels]'") from None
     # What it logs holds parts of URLs.
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
-    courier = apprise.Apprise()
-    if not courier.add(url):
+    found = apprise.Apprise()
+    if not found.add(url):
         raise DeliveryError(f"Apprise does not know the URL of channel {name}", permanent=True,
                             hint="look at it in alerts.channels_file; see https://appriseit.com")
-    if not courier.notify(title=title, body=body, body_format=apprise.NotifyFormat.TEXT):
+    return found
+
+
+def notify(name: str, url: str, title: str, body: str) -> Delivered:
+    """Send it over the channel. Raises DeliveryError."""
+    if not courier(name, url).notify(title=title, body=body, body_format="text"):
         raise DeliveryError(f"channel {name} did not take it", hint="is what it needs (token, room) still valid there? "
                                                                     "`backupd alerts test` tries it")
     return Delivered()

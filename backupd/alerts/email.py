@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import smtplib
 import socket
 import ssl
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from email.headerregistry import Address
 from email.message import EmailMessage
@@ -16,7 +16,7 @@ from email.policy import SMTP
 from email.utils import format_datetime
 from urllib.parse import urlsplit
 
-from backupd.alerts.delivery import Delivered, DeliveryError
+from backupd.alerts.delivery import Deadline, Delivered, DeliveryError
 from backupd.alerts.letter import Letter, one_line
 from backupd.process.redact import redact
 from policies.alerts import Email
@@ -39,7 +39,31 @@ class Envelope:
 
 
 def as_mail(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
-    """The whole message, text and HTML. The first letter about an incident carries its id, so later ones answer it."""
+    """The whole message, text and HTML. The first letter about an incident carries its id, so later ones answer it.
+
+    Never raises: news that nobody can write down would be lost, and all that come after them with them."""
+    try:
+        return _whole(letter, email, envelope, host)
+    except Exception as error:  # noqa: BLE001  the library fails on odd headers in ways of its own; it is told in the mail
+        return _bare(letter, email, envelope, f"{type(error).__name__}: {error}")
+
+
+def _bare(letter: Letter, email: Email, envelope: Envelope, trouble: str) -> str:
+    """The message by hand, of nothing that could go wrong."""
+    sender = email.sender if email.sender.isascii() and email.sender.isprintable() else "backupd@localhost"
+    why = (f"This mail is not as usual, because one of its headers could not be written ({one_line(trouble, 300)}): "
+           "look at the addresses in alerts.email.")
+    text = f"{letter.as_text()}\n{why}\n".encode("utf-8", "replace")
+    subject = base64.b64encode(one_line(letter.subject, 40).encode("utf-8", "replace")).decode()
+    return "\r\n".join([
+        f"From: <{sender}>", "To: undisclosed-recipients:;", f"Subject: =?utf-8?b?{subject}?=",
+        f"Date: {format_datetime(envelope.sent_at)}",
+        f"Message-ID: <{envelope.message_id}@{sender.rpartition('@')[2]}>",
+        "Auto-Submitted: auto-generated", "MIME-Version: 1.0", "Content-Type: text/plain; charset=utf-8",
+        "Content-Transfer-Encoding: base64", "", *base64.encodebytes(text).decode().splitlines(), ""])
+
+
+def _whole(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
     addresses = (email.sender, *email.to)
     policy = SMTP.clone(utf8=not all(address.isascii() for address in addresses))
     domain = email.sender.rpartition("@")[2]
@@ -97,6 +121,10 @@ def send(email: Email, content: str, recipients: Sequence[str]) -> Delivered:
         raise DeliveryError("there is no encrypted connection to the mail server", detail=str(error),
                             hint="does its certificate fit its name, and is it known here? See alerts.email.ca_file",
                             ) from None
+    except ValueError as error:  # what a command of the protocol cannot hold
+        raise DeliveryError("user, password or an address cannot be said to the mail server",
+                            detail=type(error).__name__,
+                            hint="look at alerts.email: is there anything but plain letters?") from None
     except (smtplib.SMTPException, OSError) as error:
         raise DeliveryError(f"the mail server {_place(email)} does not answer", detail=_reason(error),
                             hint="is it up, and does it listen there? See alerts.email.smtp") from None
@@ -116,6 +144,8 @@ class _Answer:
 def _delivered(refused: Mapping[str, _Answer]) -> Delivered:
     return Delivered(
         again=tuple(address for address, answer in refused.items() if not answer.permanent),
+        refused=tuple((address, f"{answer.code} {answer.text}") for address, answer in refused.items()
+                      if answer.permanent),
         problem=_lines(refused))
 
 
@@ -153,18 +183,18 @@ def _connected(email: Email) -> Iterator[smtplib.SMTP]:
     parts = urlsplit(email.smtp)
     host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
     timeout = email.timeout.total_seconds()
-    password = _password(email) if email.user is not None else ""
-    with _Deadline(timeout * _ANSWERS) as deadline:
+    password = read_password(email) if email.user is not None else ""
+    with Deadline(timeout * _ANSWERS) as deadline:
         here = socket.gethostname() or "localhost"
         server: smtplib.SMTP
         if parts.scheme == "smtps":
-            server = smtplib.SMTP_SSL(local_hostname=here, timeout=timeout, context=_context(email, verified=True))
+            server = smtplib.SMTP_SSL(local_hostname=here, timeout=timeout, context=trust(email, verified=True))
         else:
             server = smtplib.SMTP(local_hostname=here, timeout=timeout)
         # What the constructor sets when it connects. It must not: the deadline has to know the connection before.
         setattr(server, "_host", host)  # noqa: B010  no public name for what the certificate is compared with
         try:
-            deadline.watch(server)
+            deadline.watch(lambda: server.sock)
             code, greeting = server.connect(host, port)
             if code != 220:
                 raise smtplib.SMTPConnectError(code, greeting)
@@ -191,11 +221,12 @@ def _encrypt(server: smtplib.SMTP, email: Email) -> None:
         return
     # Where encryption is only taken when it is offered, whoever stands in between could take the offer away as well:
     # a certificate that nobody vouches for is better than none then.
-    server.starttls(context=_context(email, verified=needed or email.ca_file is not None))
+    server.starttls(context=trust(email, verified=needed or email.ca_file is not None))
     server.ehlo()
 
 
-def _context(email: Email, *, verified: bool) -> ssl.SSLContext:
+def trust(email: Email, *, verified: bool) -> ssl.SSLContext:
+    """Whose certificates are believed. Raises DeliveryError when the file of them cannot be read."""
     try:
         context = ssl.create_default_context(cafile=str(email.ca_file) if email.ca_file is not None else None)
     except OSError as error:
@@ -207,7 +238,8 @@ def _context(email: Email, *, verified: bool) -> ssl.SSLContext:
     return context
 
 
-def _password(email: Email) -> str:
+def read_password(email: Email) -> str:
+    """The account's. Raises DeliveryError."""
     file = email.password_file
     try:
         lines = file.read_text(encoding="utf-8").splitlines() if file is not None else []
@@ -218,30 +250,3 @@ def _password(email: Email) -> str:
     if not lines or not lines[0]:
         raise DeliveryError(f"{file} holds no password", hint="its first line is the password")
     return lines[0]
-
-
-@dataclass
-class _Deadline:
-    """Cuts the connection when all takes too long: a server that sends a byte now and then never runs into the time for
-    one answer."""
-
-    seconds: float
-    _timer: threading.Timer | None = field(default=None, init=False)
-
-    def __enter__(self) -> _Deadline:
-        return self
-
-    def watch(self, server: smtplib.SMTP) -> None:
-        self._timer = threading.Timer(self.seconds, self._cut, [server])
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _cut(self, server: smtplib.SMTP) -> None:
-        sock = server.sock
-        if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def __exit__(self, *_reason: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()

@@ -8,10 +8,12 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from backupd.alerts.delivery import DeliveryError
+from backupd.alerts.delivery import Deadline, DeliveryError
 
 TIMEOUT = 10.0
-"""Seconds that the watcher may take to answer."""
+"""Seconds that the watcher may take for a part of its answer."""
+LONGEST = 20.0
+"""Seconds that it may take for all of it."""
 
 
 def read_url(file: Path) -> str:
@@ -33,12 +35,13 @@ def read_url(file: Path) -> str:
     return url
 
 
-def ping(url: str, timeout: float = TIMEOUT) -> None:
-    """Ask for ``url``. Raises DeliveryError that does not name it."""
+def ping(url: str, timeout: float = TIMEOUT, longest: float = LONGEST) -> None:
+    """Ask for ``url``; what it answers, after saying that it is well, is not waited for. Raises DeliveryError that does
+    not name it."""
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "backupd"})  # noqa: S310  http or https: read_url
-        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310  as above
-            answer.read(4096)
+        with Deadline(longest) as deadline, _opener(deadline).open(request, timeout=timeout):
+            pass
     except urllib.error.HTTPError as error:
         with error:
             raise DeliveryError(f"the heartbeat's watcher answers with {error.code}",
@@ -48,3 +51,25 @@ def ping(url: str, timeout: float = TIMEOUT) -> None:
         raise DeliveryError("the heartbeat's watcher does not answer",
                             detail=str(reason) if isinstance(reason, OSError) else type(error).__name__,
                             hint="can this host reach it? Mail is not concerned") from None
+
+
+def _opener(deadline: Deadline) -> urllib.request.OpenerDirector:
+    """The usual one, whose connections ``deadline`` cuts."""
+
+    class Plain(http.client.HTTPConnection):
+        def connect(self) -> None:
+            deadline.watch(lambda: self.sock)
+            super().connect()
+
+    class Secure(http.client.HTTPSConnection, Plain):
+        pass
+
+    class PlainHandler(urllib.request.HTTPHandler):
+        def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Plain, req)
+
+    class SecureHandler(urllib.request.HTTPSHandler):
+        def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Secure, req)
+
+    return urllib.request.build_opener(PlainHandler, SecureHandler)

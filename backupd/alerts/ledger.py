@@ -18,6 +18,7 @@ from backupd.alerts.rules import (
     rule_of_incident,
     topic_of,
 )
+from backupd.model.clock import format_time
 from backupd.model.event import Event, Severity
 from backupd.model.ids import new_id
 from backupd.model.incident import Incident, MessageKind
@@ -26,26 +27,43 @@ from backupd.model.units import format_duration
 
 _GRAVITY = {Severity.INFO: 0, Severity.WARNING: 1, Severity.ERROR: 2}
 _SKIPPED = "job-skipped"
+_DAY = timedelta(days=1)
+QUIET = timedelta(minutes=30)
+LONGEST_QUIET = timedelta(hours=4)
+AT_ONCE = 2
+"""What came and went so often within a day is said to be over only after it has stayed well for ``QUIET``; each
+further time for twice as long, up to the longest. If it comes back before, it goes on as the same incident."""
+_AHEAD = timedelta(minutes=1)
+
+
+def quiet_after(often: int) -> timedelta:
+    """How long what was over ``often`` within a day has to stay well until that is told again."""
+    return min(QUIET * (1 << min(often - AT_ONCE, 8)), LONGEST_QUIET) if often >= AT_ONCE else timedelta(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Something to tell: the incident as it is now, and why. ``news``: of a recovery, what makes it well again;
-    ``begins``: nothing was told of it before."""
+    ``begins``: nothing was told of it before; ``well`` False, of a recovery: nobody looks after it any more;
+    ``often``: it comes and goes, and was told to be over so many times within a day."""
 
     kind: MessageKind
     incident: Incident
     news: str = ""
     begins: bool = False
+    well: bool = True
+    often: int = 0
 
 
 class Ledger:
-    """What is open. ``incidents``: those that the catalog has; ``reminders``: the pauses before each; ``name`` gives
-    ids."""
+    """What is open. ``incidents``: those that the catalog has, with those that ended within a day; ``reminders``: the
+    pauses before each; ``name`` gives ids."""
 
     def __init__(self, incidents: Iterable[Incident], reminders: Sequence[timedelta],
                  name: Callable[[datetime], str] = new_id) -> None:
-        self._open = {incident.id: incident for incident in incidents if incident.is_open}
+        known = tuple(incidents)
+        self._open = {incident.id: incident for incident in known if incident.is_open}
+        self._over = {incident.id: incident for incident in known if not incident.is_open}
         self._reminders, self._name = tuple(reminders), name
         self._changed: dict[str, Incident] = {}
 
@@ -63,15 +81,19 @@ class Ledger:
         rule = rule_of(event)
         if rule.act is Act.CLOSES:
             turns = [turn for incident in self._meant(event, topic_of(event.kind))
-                     for turn in self._close(incident, event.at, event.message, mailed=rule.mailed)]
+                     for turn in self._end(incident, event, rule)]
             return turns + self._end_of_refusals(event)
         if rule.act is Act.SILENT or self._is_paused(event):
             return []
         return self._more(event, rule)
 
-    def pass_time(self, now: datetime) -> list[Turn]:
-        """Reminders that are due, and incidents of which nothing was heard for long enough."""
-        turns: list[Turn] = []
+    def pass_time(self, now: datetime, *, muted: bool = False) -> list[Turn]:
+        """Reminders that are due, incidents of which nothing was heard for long enough, and, unless ``muted``, those
+        that came and went and have stayed well for long enough."""
+        turns = [Turn(MessageKind.RECOVERY, self._note(replace(incident, next_reminder=None)),
+                      f"it has stayed well since {format_time(incident.closed_at)}") for incident in self._settling()
+                 if incident.closed_at is not None and incident.next_reminder is not None
+                 and incident.next_reminder <= now and not muted]
         for incident in self.open:
             rule = rule_of_incident(incident)
             if rule.lasts is not None and now - incident.last_at >= rule.lasts:
@@ -83,13 +105,34 @@ class Ledger:
                     again, next_reminder=self._next_reminder(again, now)))))
         return turns
 
-    def cover(self, incident: Incident, now: datetime, news: str) -> list[Turn]:
-        """``incident`` is over for a reason that no event tells."""
-        return self._close(incident, now, news, mailed=True)
+    def set_right(self, now: datetime) -> None:
+        """Times that a clock wrote which was ahead: as if it had happened now."""
+        ahead = now + _AHEAD
+        longest = max(self._reminders, default=timedelta(0))
+        for incident in self.open:
+            late = incident.next_reminder is not None and incident.next_reminder > ahead + longest
+            if late or max(incident.opened_at, incident.last_at) > ahead:
+                self._note(replace(incident, opened_at=min(incident.opened_at, now),
+                                   last_at=min(incident.last_at, now),
+                                   next_reminder=self._next_reminder(incident, now)))
+        for incident in self._settling():
+            if incident.next_reminder is not None and incident.next_reminder > ahead + LONGEST_QUIET:
+                self._note(replace(incident, opened_at=min(incident.opened_at, now), closed_at=now,
+                                   last_at=min(incident.last_at, now), next_reminder=now + QUIET))
+
+    def cover(self, incident: Incident, now: datetime, news: str, *, well: bool = True) -> list[Turn]:
+        """``incident`` is over for a reason that no event tells; ``well`` False: nobody looks after it any more."""
+        rule = rule_of_incident(incident)
+        return self._close(incident, now, news, mailed=rule.act is Act.OPENS, well=well)
+
+    def keeps_coming(self, incident: Incident, now: datetime) -> bool:
+        """Was it over so often within a day that somebody has to be looking after it?"""
+        return self._often(incident, now) >= AT_ONCE
 
     def due(self) -> datetime | None:
         """When ``pass_time`` has something to do next."""
-        moments = [incident.next_reminder for incident in self.open if incident.next_reminder is not None]
+        moments = [incident.next_reminder for incident in (*self.open, *self._settling())
+                   if incident.next_reminder is not None]
         for incident in self.open:
             lasts = rule_of_incident(incident).lasts
             if lasts is not None:
@@ -99,7 +142,8 @@ class Ledger:
     # -- one event
 
     def _more(self, event: Event, rule: Rule) -> list[Turn]:
-        known = next(iter(self._meant(event, topic_of(event.kind))), None) or self._same_job(event)
+        known = (next(iter(self._meant(event, topic_of(event.kind))), None) or self._same_job(event)
+                 or self._come_back(event))
         if known is not None:
             worse = _GRAVITY[event.severity] > _GRAVITY[known.severity]
             told = replace(known, count=known.count + 1, last_at=max(event.at, known.last_at),
@@ -110,25 +154,38 @@ class Ledger:
                 kind = event.kind if topic_of(event.kind) == topic_of(known.kind) else known.kind
                 self._note(replace(told, kind=kind, severity=event.severity, message=event.message,
                                    detail=event.detail, hint=event.hint))
-                return [Turn(MessageKind.ALERT, self._open[known.id])] if rule.mailed else []
+                return [Turn(MessageKind.ALERT, self._open[known.id])]
             else:
                 self._note(replace(told, message=event.message, detail=event.detail, hint=event.hint))
             return []
         new = Incident(self._name(event.at), event.kind, event.server, event.subject, event.severity, event.message,
                        event.detail, event.hint, event.at, event.at, job_id=event.job_id)
         new = self._note(replace(new, next_reminder=self._next_reminder(new, event.at)))
-        return [Turn(MessageKind.ALERT, new, begins=True)] if rule.mailed else []
+        often = self._often(new, event.at)
+        return [Turn(MessageKind.ALERT, new, begins=True, often=often if often >= AT_ONCE else 0)]
 
     def _meant(self, event: Event, topic: str) -> list[Incident]:
-        return [incident for incident in self.open if (topic_of(incident.kind), incident.server, incident.subject) == (
-            topic, event.server, event.subject)]
+        return [incident for incident in self.open if _key(incident) == (topic, event.server, event.subject)]
+
+    def _come_back(self, event: Event) -> Incident | None:
+        """What came and went before, and of which nobody was told that it is over."""
+        key = (topic_of(event.kind), event.server, event.subject)
+        for incident in self._settling():
+            if _key(incident) == key:
+                again = replace(incident, closed_at=None, next_reminder=None)
+                due = self._next_reminder(again, incident.opened_at)
+                for sent in range(incident.reminders if due is not None else 0):
+                    due = self._next_reminder(replace(again, reminders=sent), due or event.at)
+                return replace(again, next_reminder=max(due, event.at) if due is not None else None)
+        return None
 
     def _same_job(self, event: Event) -> Incident | None:
         """Of a job whose failure says once more what another incident has said about it."""
         if topic_of(event.kind) != JOB or not event.job_id:
             return None
         return next((incident for incident in self.open if incident.job_id == event.job_id
-                     and incident.server == event.server), None)
+                     and incident.server == event.server
+                     and (topic_of(incident.kind) == JOB or incident.kind == RETENTION_REFUSED)), None)
 
     def _end_of_refusals(self, event: Event) -> list[Turn]:
         """A run of retention that went well ends what an earlier one was refused."""
@@ -146,15 +203,34 @@ class Ledger:
 
     # -- one incident
 
-    def _close(self, incident: Incident, now: datetime, news: str, *, mailed: bool) -> list[Turn]:
+    def _end(self, incident: Incident, event: Event, rule: Rule) -> list[Turn]:
+        """Because ``event`` says so: told at once, or later where it comes and goes."""
+        quiet = quiet_after(self._often(incident, event.at))
+        if not (quiet and rule.well):
+            return self._close(incident, event.at, event.message, mailed=True, well=rule.well)
+        closed = max(event.at, incident.opened_at)
+        self._note(replace(incident, closed_at=closed, next_reminder=closed + quiet))
+        return []
+
+    def _close(self, incident: Incident, now: datetime, news: str, *, mailed: bool, well: bool = True) -> list[Turn]:
         over = self._note(replace(incident, closed_at=max(now, incident.opened_at), next_reminder=None))
-        return [Turn(MessageKind.RECOVERY, over, news)] if mailed else []
+        return [Turn(MessageKind.RECOVERY, over, news, well=well)] if mailed else []
+
+    def _settling(self) -> list[Incident]:
+        return [incident for incident in self._over.values() if incident.settles]
+
+    def _often(self, incident: Incident, now: datetime) -> int:
+        """How many like it were over within a day before."""
+        return sum(one.closed_at is not None and not one.settles and _key(one) == _key(incident)
+                   and timedelta(0) <= now - one.closed_at < _DAY for one in self._over.values())
 
     def _note(self, incident: Incident) -> Incident:
         self._changed[incident.id] = incident
         if incident.is_open:
             self._open[incident.id] = incident
+            self._over.pop(incident.id, None)
         else:
+            self._over[incident.id] = incident
             self._open.pop(incident.id, None)
         return incident
 
@@ -162,3 +238,7 @@ class Ledger:
         if not self._reminders or incident.acknowledged_at is not None or not is_reminded(incident):
             return None
         return now + self._reminders[min(incident.reminders, len(self._reminders) - 1)]
+
+
+def _key(incident: Incident) -> tuple[str, str, str]:
+    return topic_of(incident.kind), incident.server, incident.subject

@@ -31,7 +31,7 @@ class Rule:
     """Incidents of one ``topic``, server and subject are one. ``title``: what happened, in words that may name
     ``{subject}`` and ``{server}``. ``lasts``: with nothing heard for so long it is over. ``repeats``: the
     event comes again while it lasts, so that silence means something. ``covered``: a backup that began after it ends
-    it. ``mailed`` False: shown, and nobody is written to."""
+    it. ``well`` False, of one that closes: nobody looks any more."""
 
     act: Act
     topic: str = ""
@@ -39,7 +39,7 @@ class Rule:
     lasts: timedelta | None = None
     repeats: bool = False
     covered: bool = False
-    mailed: bool = True
+    well: bool = True
 
 
 _DAY = timedelta(days=1)
@@ -62,9 +62,15 @@ def _tells(title: str) -> Rule:
     return Rule(Act.TELLS, title=title, lasts=_DAY)
 
 
-def _pair(broken: str, mended: str, title: str, *, topic: str = "", mailed: bool = True) -> dict[str, Rule]:
-    return {broken: Rule(Act.OPENS, topic or broken, title, mailed=mailed),
-            mended: Rule(Act.CLOSES, topic or broken, mailed=mailed)}
+def unwatched(broken: str) -> str:
+    """The kind of event that tells that nobody looks any more whether it is mended."""
+    return f"{broken}-unwatched"
+
+
+def _pair(broken: str, mended: str, title: str, *, topic: str = "") -> dict[str, Rule]:
+    return {broken: Rule(Act.OPENS, topic or broken, title),
+            mended: Rule(Act.CLOSES, topic or broken),
+            unwatched(broken): Rule(Act.CLOSES, topic or broken, well=False)}
 
 
 RULES: Mapping[str, Rule] = {
@@ -99,6 +105,7 @@ RULES: Mapping[str, Rule] = {
     **_pair("destination-behind", "destination-caught-up", "destination {subject} lacks binary logs"),
     **_pair("replication-failing", "replication-caught-up", "copies to {subject} fail", topic="replication"),
     "copy-lost": Rule(Act.OPENS, "replication", "backups are gone from {subject}"),
+    unwatched("copy-lost"): Rule(Act.CLOSES, "replication", well=False),
     "replication-lost": _tells("backups were deleted before {subject} had them"),
     **_pair("copies-failed", "copies-stored", "the catalog cannot be copied to {subject}"),
     **_pair("removal-locked", "removal-unlocked", "{subject} does not let go of files"),
@@ -127,12 +134,13 @@ RULES: Mapping[str, Rule] = {
     "daemon-started": _SILENT,
     "daemon-stopped": _SILENT,
     **_pair("config-refused", "config-reloaded", "the configuration was refused"),
+    **_pair("policy-broken", "policy-mended", "policy {subject} is broken: no backups"),
     "clock-jump": _tells("the clock jumped"),
     "catalog-rebuilt": _tells("the catalog was rebuilt"),
     **_pair("api-failed", "api-recovered", "the web page and the REST interface are down"),
     **_pair("hook-failed", "hook-recovered", "the hook {subject} fails"),
     **_pair("heartbeat-failed", "heartbeat-sent", "the heartbeat is not heard"),
-    **_pair(UNDELIVERABLE, "alerts-delivered", "messages by {subject} cannot be delivered", mailed=False),
+    **_pair(UNDELIVERABLE, "alerts-delivered", "messages by {subject} cannot be delivered"),
 }
 
 _BY_HAND = frozenset({JobKind.FULL, JobKind.INCREMENTAL, JobKind.TEST_RESTORE, JobKind.REPLICATE, JobKind.THAW,
@@ -160,10 +168,15 @@ def topic_of(kind: str) -> str:
     return RULES.get(kind, _UNKNOWN).topic or kind
 
 
+def endings_of(incident: Incident) -> tuple[str, ...]:
+    """Kinds of events that tell that nobody looks after it any more; none where no event ever does."""
+    return tuple(kind for kind, rule in RULES.items() if not rule.well and rule.topic == topic_of(incident.kind))
+
+
 def is_reminded(incident: Incident) -> bool:
     """Is anybody to be told again while it lasts? Not of what ends by itself."""
     rule = rule_of_incident(incident)
-    return rule.act is Act.OPENS and rule.mailed and (rule.lasts is None or rule.repeats)
+    return rule.act is Act.OPENS and (rule.lasts is None or rule.repeats)
 
 
 def title_of(incident: Incident) -> str:

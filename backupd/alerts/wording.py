@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
-from backupd.alerts.ledger import Turn
+from backupd.alerts.ledger import Turn, quiet_after
 from backupd.alerts.letter import Block, Letter
 from backupd.alerts.rules import title_of
 from backupd.model.clock import format_time
@@ -65,9 +66,11 @@ def letter_of_silence(turns: Sequence[Turn], site: Site, now: datetime, *, limit
         blocks=letter.blocks, link=site.page("alerts"), footer=site.footer)
 
 
-def letter_after_silence(incidents: Sequence[Incident], site: Site, now: datetime, since: datetime) -> Letter:
-    """What has happened while no letters were sent."""
-    turns = [Turn(MessageKind.ALERT if one.is_open else MessageKind.RECOVERY, one) for one in incidents]
+def letter_after_silence(incidents: Sequence[Incident], site: Site, now: datetime, since: datetime,
+                         unwatched: Mapping[str, str] = MappingProxyType({})) -> Letter:
+    """What has happened while no letters were sent. ``unwatched``: why nobody looks after one any more, by its id."""
+    turns = [Turn(MessageKind.ALERT if one.is_open or one.settles else MessageKind.RECOVERY, one,
+                  unwatched.get(one.id, ""), well=one.id not in unwatched) for one in incidents]
     ordered = sorted(turns, key=_rank)
     more = f"\nand {len(ordered) - SHOWN} more: `backupd alerts --all` lists them" if len(ordered) > SHOWN else ""
     return Letter(
@@ -92,7 +95,7 @@ def _rank(turn: Turn) -> tuple[int, int, str]:
 
 def _word(turn: Turn) -> str:
     if turn.kind is MessageKind.RECOVERY:
-        return "RECOVERED"
+        return "RECOVERED" if turn.well else "NOT WATCHED"
     if turn.kind is MessageKind.REMINDER:
         return f"STILL {str(turn.incident.severity).upper()}"
     return "INFO" if turn.incident.severity is Severity.INFO else str(turn.incident.severity).upper()
@@ -100,9 +103,11 @@ def _word(turn: Turn) -> str:
 
 def _counted(turns: Sequence[Turn]) -> str:
     wrong = sum(turn.kind is not MessageKind.RECOVERY for turn in turns)
-    well = len(turns) - wrong
+    well = sum(turn.kind is MessageKind.RECOVERY and turn.well for turn in turns)
+    left = len(turns) - wrong - well
     return " and ".join(filter(None, [f"{wrong} {'alert' if wrong == 1 else 'alerts'}" if wrong else "",
-                                      f"{well} recovered" if well else ""]))
+                                      f"{well} recovered" if well else "",
+                                      f"{left} not watched any more" if left else ""]))
 
 
 def _without_server(incident: Incident) -> str:
@@ -111,7 +116,7 @@ def _without_server(incident: Incident) -> str:
 
 def _block(turn: Turn, now: datetime) -> Block:
     incident = turn.incident
-    well = turn.kind is MessageKind.RECOVERY
+    over = turn.kind is MessageKind.RECOVERY
     facts = [("since", format_time(incident.opened_at))]
     if incident.closed_at is not None:
         facts += [("over", format_time(incident.closed_at)), ("took", _span(incident.closed_at - incident.opened_at))]
@@ -121,13 +126,16 @@ def _block(turn: Turn, now: datetime) -> Block:
         facts.append(("so often", f"{incident.count} times, last at {format_time(incident.last_at)}"))
     if incident.job_id:
         facts.append(("job", f"{incident.job_id} (backupd jobs log {incident.job_id})"))
-    if not well and incident.next_reminder is not None:
+    if not over and turn.often:
+        quiet = _span(quiet_after(turn.often))
+        facts.append(("comes and goes", f"{turn.often} times within a day; it counts as over once well for {quiet}"))
+    if not over and incident.next_reminder is not None:
         enough = f"backupd alerts acknowledge {incident.id}"
         facts.append(("next reminder", f"{format_time(incident.next_reminder)}; none with: {enough}"))
-    if well:
+    if over:
         said = turn.news or "it is over"
-        return Block(f"RECOVERED: {title_of(incident)}", "good", said, detail=f"it was: {incident.message}",
-                     facts=tuple(facts))
+        return Block(f"{_word(turn)}: {title_of(incident)}", "good" if turn.well else "warning", said,
+                     detail=f"it was: {incident.message}", facts=tuple(facts))
     return Block(f"{_word(turn)}: {title_of(incident)}", str(incident.severity), incident.message,
                  incident.hint or _next_step(incident), incident.detail, tuple(facts))
 

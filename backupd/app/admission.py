@@ -27,14 +27,23 @@ def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, runnin
         return f"{len(alike)} jobs run already (concurrency.jobs: {limits.jobs}; {_named(alike)})"
     if job.leg and (job.server in paused or EVERY_SERVER in paused):
         return "a pause (`backupd hold` lists it)"
-    if not job.server:
-        return ""
+    if not job.server or (broken := _unusable(settings, job)):
+        return broken if job.server else ""
     beside = [other for other in running if other.server == job.server and other.kind not in _APART]
     if len(beside) >= limits.per_server and job.kind not in _APART:
         return f"of {job.server} runs already {_named(beside)} (concurrency.per_server: {limits.per_server})"
     if job.kind in BACKUPS and (backups := [other for other in beside if other.kind in BACKUPS]):
         return f"another backup of {job.server} runs: {_named(backups)}"
     return _crowded(settings, job, running)
+
+
+def _unusable(settings: Settings, job: JobRecord) -> str:
+    """Does it need a policy that is broken?"""
+    if job.kind == JobKind.RESTORE or job.server not in settings.servers:
+        return ""
+    found = settings.server(job.server)
+    return "" if found.usable else (
+        f"policy {found.policy_name} of {job.server} cannot be used: mend it, then reload the service")
 
 
 def _crowded(settings: Settings, job: JobRecord, running: Sequence[JobRecord]) -> str:
@@ -84,5 +93,7 @@ def _destinations(settings: Settings, job: JobRecord) -> frozenset[str]:
     try:
         found = settings.server(job.server)
     except NotFoundError:  # of no server, or of one that is not configured any more
+        return frozenset()
+    if not found.usable:  # then only restores start, and what began before ends
         return frozenset()
     return frozenset(found.required if job.kind in BACKUPS else (*found.required, *found.others))

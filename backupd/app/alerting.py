@@ -6,21 +6,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
 from backupd.alerts.wording import letter_of_test
-from backupd.app.channels import names, site_of, written
+from backupd.app.channels import CHANNELS, site_of, working, written
 from backupd.app.guard import Guard
 from backupd.app.heartbeat import Heartbeat
+from backupd.app.logs import redacted
 from backupd.app.newsdesk import NewsDesk, Pace
-from backupd.app.postman import Postman, send_one
+from backupd.app.postman import LEASE, Postman, look_after, send_one
 from backupd.app.reachwatch import ReachWatch
 from backupd.app.reporting import report_if_due
 from backupd.app.wiring import Wiring, user
 from backupd.model.errors import RefusedError
-from backupd.model.incident import Message, MessageKind
+from backupd.model.ids import new_id
+from backupd.model.incident import Message, MessageKind, MessageState
 
 TICK = 1.0
 """Seconds between two looks for news."""
@@ -57,6 +60,11 @@ class AlertWatch:
                  trace: TracebackType | None) -> None:
         self.stop()
 
+    @property
+    def well_at(self) -> float:
+        """The monotonic time of its last look for news that went well."""
+        return self._guarded.well_at
+
     def reload(self, wiring: Wiring) -> None:
         """Go by these settings."""
         self._wiring = wiring
@@ -88,6 +96,7 @@ class AlertWatch:
 
     def _look(self) -> None:
         now = self._wiring.clock()
+        look_after(self._wiring, now)
         self._reach.step(self._wiring, now)
         if report_if_due(self._wiring, now):
             self._postman.wake()
@@ -101,17 +110,22 @@ def forget_told(wiring: Wiring) -> None:
 
 
 def send_test(wiring: Wiring, by: str = "") -> tuple[Message, ...]:
-    """A test by every channel, sent before this returns; how each fared is in the messages that it gives. Raises
-    RefusedError without any channel, DeliveryError, CatalogError."""
-    channels = names(wiring.settings)
-    if not channels:
+    """A test by every channel, sent before this returns; how each fared is in the messages that it gives. A file of
+    channels that cannot be read is a message that was not sent. Raises RefusedError without any channel, CatalogError.
+    """
+    channels, trouble = working(wiring.settings)
+    if not channels and trouble is None:
         raise RefusedError("there is nobody to tell: no channel is set",
                            hint="alerts.email in the configuration says where mail goes")
     now = wiring.clock()
     letter = letter_of_test(site_of(wiring.settings), now, by or user())
     found = []
     for message in written(wiring.settings, channels, letter, MessageKind.TEST, now):
-        wiring.catalog.messages.add(message)
+        wiring.catalog.messages.add(replace(message, next_try=now + LEASE))  # not the service as well
         send_one(wiring, message)
         found.append(wiring.catalog.messages.get(message.id))
+    if trouble is not None:
+        found.append(Message(new_id(now), CHANNELS, MessageKind.TEST, MessageState.FAILED, letter.subject_line,
+                             (CHANNELS,), "", now, attempts=1, error=redacted(str(trouble))))
+        wiring.catalog.messages.add(found[-1])
     return tuple(found)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from backupd.app.apiprobe import Probe
 from backupd.app.guard import Guard
 from backupd.app.incidents import API, Incidents
 from backupd.app.logs import log_folder, say
@@ -46,19 +47,31 @@ REPEATED = 3
 """So many failures in a row are an incident."""
 HEALTHY = 10.0
 """Seconds of answering after which a process counts as well."""
+ASKED_EVERY = 15.0
+"""Seconds after which one that answered is asked again whether it does."""
+HEARING = 10.0
+"""Seconds for each answer."""
+UNHEARD = 3
+"""After so many in a row it is killed: it hangs."""
 
 
 @dataclass(slots=True)
 class _Server:
     """One process. ``basis``: the settings that it goes by; ``ear``: what is written to once it answers, -1 after that;
-    ``asked``: when it was told to end. Times are monotonic."""
+    ``asked``: when it was told to end. It answers at ``address``, with ``tls`` or without; ``unheard``: questions in a
+    row that it did not answer; ``ask``: when to ask the next one. Times are monotonic."""
 
     process: Offspring
     basis: str
     ear: int
     began: float
+    address: tuple[str, int]
+    tls: bool
     answers: float | None = None
     asked: float | None = None
+    probe: Probe | None = None
+    unheard: int = 0
+    ask: float = 0.0
 
     def look(self, now: float) -> None:
         """Does it answer by now?"""
@@ -69,6 +82,17 @@ class _Server:
                 return
             self.forget()
             self.answers = now if told else None
+
+    def hangs(self, now: float) -> bool:
+        """Did it leave the last questions without an answer? Asks the next one when it is time."""
+        if self.probe is None:
+            if now >= self.ask:
+                self.probe = Probe(self.address, tls=self.tls, seconds=HEARING)
+        elif self.probe.heard is not None:
+            self.unheard = 0 if self.probe.heard else self.unheard + 1
+            self.ask = now + (ASKED_EVERY if self.probe.heard else 0.0)
+            self.probe = None
+        return self.unheard >= UNHEARD
 
     def forget(self) -> None:
         if self.ear >= 0:
@@ -175,7 +199,8 @@ class ApiWatch:
         finally:
             if mouth >= 0:
                 os.close(mouth)
-        state.next = _Server(process, basis, ear, now)
+        host, port = listener.getsockname()[:2]
+        state.next = _Server(process, basis, ear, now, (host, port), settings.api.tls is not None)
 
     def _listening(self, place: str) -> socket.socket:
         """The socket at ``place``: the one there is, or another one. Raises OSError."""
@@ -216,6 +241,12 @@ class ApiWatch:
         if code is not None:
             state.current = None
             self._failed(f"its process {describe_exit(code)}", one.process.last_words(), now)
+        elif one.hangs(now):
+            state.current = None
+            kill_family(one.process.child.pid)
+            state.retired.append(one)
+            self._failed(f"its process lives and did not answer {UNHEARD} times, {HEARING:g} seconds each; it was "
+                         "killed", one.process.last_words(), now, tell=True)
         elif not state.well and one.basis == basis and one.answers is not None and now - one.answers >= HEALTHY:
             self._recovered()
 
@@ -244,13 +275,14 @@ class ApiWatch:
 
     # -- what is told
 
-    def _failed(self, how: str, words: str, now: float) -> None:
+    def _failed(self, how: str, words: str, now: float, *, tell: bool = False) -> None:
+        """``tell``: even when it is the first time."""
         state, settings = self._state, self._wiring.settings
         state.failures, state.well = state.failures + 1, False
         pause = min(LONGEST_PAUSE, 2.0 ** (state.failures - 1))
         state.next_start = now + pause
         say("api-ended", f"{how}; the next try is in {pause:g} s\n{words}", level=logging.WARNING)
-        if state.failures >= REPEATED:
+        if tell or state.failures >= REPEATED:
             before = "; the process with the settings before goes on" if state.current is not None else ""
             event = Event(
                 self._wiring.clock(), API.broken, Severity.ERROR, subject="api", detail=words,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.app import holds, keys, places, queuewatch, replicating, trust
+from backupd.app import channels, holds, keys, places, queuewatch, replicating, trust
 from backupd.app.adopt import STRANGE_HINT
 from backupd.app.forecast import room
 from backupd.app.settings import ServerSettings
@@ -51,6 +51,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     found += holds.findings(wiring, names)
     found += places.findings(wiring)
     found += queuewatch.findings(wiring)
+    found += channels.findings(wiring)
     configuration = wiring.settings.configuration
     usable = [server for server in map(wiring.settings.server, names) if server.usable]
     for name in sorted({place for server in usable for place in server.required}):

@@ -25,7 +25,8 @@ class Jump:
     slept: timedelta = timedelta(0)
 
 
-def _boottime() -> float:
+def boottime() -> float:
+    """Seconds that only go on, also while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -33,7 +34,7 @@ class ClockWatch:
     """Look often. ``running`` gives seconds that pass while the machine runs, ``passing`` also those that it sleeps."""
 
     def __init__(self, clock: Clock, running: Callable[[], float] = time.monotonic,
-                 passing: Callable[[], float] = _boottime) -> None:
+                 passing: Callable[[], float] = boottime) -> None:
         self._clock, self._running, self._passing = clock, running, passing
         self._seen: tuple[datetime, float, float] = (clock(), running(), passing())
         self._displaced = timedelta(0)

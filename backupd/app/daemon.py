@@ -20,6 +20,7 @@ from typing import Protocol
 from backupd.app.absence import AbsenceWatch
 from backupd.app.alerting import AlertWatch
 from backupd.app.apiwatch import ApiWatch
+from backupd.app.brokenpolicies import left_out, refuse_newly_broken, tell_policies
 from backupd.app.clockwatch import ClockWatch, Jump
 from backupd.app.filling import FillingWatch
 from backupd.app.housekeeping import Housekeeper
@@ -53,6 +54,10 @@ REFRESH = 20.0
 """Seconds between looks at what others changed in the catalog."""
 STANDBY = 1.0
 """Seconds between tries to take over."""
+WRITES = 60.0
+"""Seconds between proofs that the catalog can be written."""
+WRITTEN = "written"
+"""The cursor that is moved for that."""
 GRACE = 30.0
 """Seconds that running jobs have to end by themselves when the service stops."""
 
@@ -67,12 +72,13 @@ class Manner:
 
 def serve(config: Path, manner: Manner) -> int:
     """Follow the policies until a signal ends it; gives the exit code. Raises what keeps it from beginning:
-    ConfigurationError, CatalogError, RefusedError when another service is at work."""
+    ConfigurationError for the configuration file, CatalogError, RefusedError when another service is at work. Servers
+    whose policy is broken are left out, and told."""
     notifier = Notifier()
     with Waker() as waker:
         wishes = Wishes(waker)
         with Signals(wishes.handlers()):  # before anything that takes its time: a reload may be asked for at once
-            settings = load_settings(config)
+            settings = load_settings(config, strict=False)
             with open_catalog(settings.catalog) as catalog:
                 return Daemon(Wiring(settings, catalog), manner, notifier, waker, wishes).run()
 
@@ -85,6 +91,14 @@ class Watch(Protocol):
 
     def stop(self) -> None:
         """Returns when nothing of it is left."""
+
+
+class Part(Protocol):
+    """What the service is dead without."""
+
+    @property
+    def well_at(self) -> float:
+        """The monotonic time of its last look that went well."""
 
 
 class Daemon:
@@ -107,7 +121,8 @@ class Daemon:
         self._replicas = ReplicaWatch()
         self._refreshed = 0.0
         self._trouble = ""
-        self._well_at = time.monotonic()
+        self._well_at = self._written_at = time.monotonic()
+        self._parts: tuple[Part, ...] = ()
         self._why = NOT_RUNNING
 
     def run(self) -> int:
@@ -115,8 +130,9 @@ class Daemon:
             watch = stack.enter_context(OnWatch(self._wiring))
             if not self._go_on_watch(watch):
                 return 0
-            alerts = stack.enter_context(AlertWatch(self._wiring, lambda: self._well_at))  # before anything happens
+            alerts = stack.enter_context(AlertWatch(self._wiring, self._well))  # before anything happens
             worker = stack.enter_context(Worker(self._wiring))
+            self._parts = (alerts, worker)
             watches = (stack.enter_context(StreamWatch(self._wiring)), stack.enter_context(ApiWatch(self._wiring)),
                        alerts)
             alarm = stack.enter_context(AlarmClock(self._waker.wake))
@@ -161,7 +177,7 @@ class Daemon:
         wiring = self._wiring
         wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
         say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
-        _tell_unused(wiring.settings)
+        tell_policies(wiring)
         abandon_dead(wiring)
         self._tell_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
         self._clockwatch.look()
@@ -181,6 +197,7 @@ class Daemon:
         try:
             if time.monotonic() - self._refreshed >= REFRESH:
                 watch.stay()
+                self._prove_writing()
                 self._refreshed = time.monotonic()
                 self._timetable.refresh(self._wiring.clock())
                 self._notifier.status(self._status())
@@ -198,6 +215,16 @@ class Daemon:
         except Exception as error:  # noqa: BLE001  a service that ended would start nothing at all any more; all is told
             self._tell_trouble(f"internal error: {type(error).__name__}", "".join(traceback.format_exception(error)))
         self._notifier.alive()
+
+    def _prove_writing(self) -> None:
+        """A catalog that can only be read (a full disk, say) is of no use. Raises CatalogError."""
+        if self._trouble or time.monotonic() - self._written_at >= WRITES:
+            self._wiring.catalog.cursors.move({WRITTEN: int(self._wiring.clock().timestamp())})
+            self._written_at = time.monotonic()
+
+    def _well(self) -> float:
+        """The monotonic time at which all that the service is dead without was well the last time."""
+        return min([self._well_at, *(part.well_at for part in self._parts)])
 
     def _tell_trouble(self, status: str, text: str) -> None:
         """Once, until it is another one or over."""
@@ -242,7 +269,8 @@ class Daemon:
         self._notifier.reloading()
         old = self._wiring.settings
         try:
-            new = load_settings(old.file)
+            new = load_settings(old.file, strict=False)
+            refuse_newly_broken(old, new)
             _same_place(old, new)
             if worker is not None:
                 self._tell_jobs(self._timetable.follow(new, self._wiring.clock(), self._why))
@@ -261,9 +289,16 @@ class Daemon:
                 one.reload(self._wiring)
             message = f"the configuration was reloaded: {difference(old, new)}"
             say("config-reloaded", message)
-            _tell_unused(new)
             self._tell(self._event("config-reloaded", Severity.INFO, message))
+            if worker is not None:
+                self._tell_policies()
         self._notifier.ready(self._status() if worker is not None else "standing by")
+
+    def _tell_policies(self) -> None:
+        try:
+            tell_policies(self._wiring)
+        except CatalogError as error:
+            say("daemon-trouble", f"which policies are broken could not be recorded: {error}", level=logging.ERROR)
 
     def _tell_refused(self, error: BackupdError, text: str) -> None:
         say("config-refused", text, level=logging.ERROR)
@@ -309,6 +344,8 @@ class Daemon:
     def _status(self) -> str:
         coming = min(self._timetable.coming(), default=None)
         text = f"{len(self._wiring.settings.servers)} servers"
+        if broken := len(left_out(self._wiring.settings)):
+            text += f", {broken} with a broken policy"
         return f"{text}; next: {format_time(coming)}" if coming else text
 
     def _event(self, kind: str, severity: Severity, message: str, *, detail: str = "", hint: str = "") -> Event:
@@ -319,11 +356,6 @@ class Daemon:
             self._wiring.catalog.events.add(event)
         except BackupdError as error:
             say(event.kind, f"the event could not be recorded: {error}", level=logging.ERROR)
-
-
-def _tell_unused(settings: Settings) -> None:
-    for problem in settings.unused():
-        say("policy-broken", f"{problem} (no server follows this policy)", level=logging.WARNING)
 
 
 def _same_place(old: Settings, new: Settings) -> None:

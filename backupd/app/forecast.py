@@ -21,6 +21,8 @@ RECENT = timedelta(days=14)
 """What was added in this time gives what is added each day."""
 SOON = 30
 """Days: a repository that may be full within them is worth a warning."""
+NEARLY = 0.05
+"""A place with less than this part of it free is nearly full, whatever its growth says."""
 _AHEAD = (7, 14, 30)
 
 
@@ -44,7 +46,7 @@ class ServerGrowth:
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """Of one destination, counted from ``at``. ``free`` bytes, None where a place knows no limit; ``ahead``: after how
-    many days how many bytes more are stored there."""
+    many days how many bytes more are stored there; ``total``: all its bytes."""
 
     destination: str
     at: datetime
@@ -52,6 +54,7 @@ class Forecast:
     servers: tuple[ServerGrowth, ...]
     filling: Filling
     ahead: tuple[tuple[int, int], ...] = ()
+    total: int | None = None
 
     @property
     def stored(self) -> int:
@@ -60,6 +63,10 @@ class Forecast:
     @property
     def is_soon(self) -> bool:
         return self.filling.earliest is not None and self.filling.earliest <= SOON
+
+    def has_less_than(self, part: float) -> bool:
+        """Is less than that part of all its room free?"""
+        return self.free is not None and bool(self.total) and self.free < part * (self.total or 0)
 
     @property
     def text(self) -> str:
@@ -106,7 +113,8 @@ def forecast(wiring: Wiring, destination: str) -> Forecast | None:
                for part in parts]
     filling = Filling(None, None) if space is None else days_until_full(tenants, space.free)
     ahead = tuple((days, round(sum(tenant.more_after(days) for tenant in tenants))) for days in _AHEAD)
-    return Forecast(destination, now, None if space is None else space.free, tuple(parts), filling, ahead)
+    return Forecast(destination, now, None if space is None else space.free, tuple(parts), filling, ahead,
+                    None if space is None else space.total)
 
 
 def room(wiring: Wiring, destination: str) -> list[Finding]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backupd.alerts.rules import unwatched
 from backupd.catalog.session import Catalog
 from backupd.model.event import Event
 
@@ -18,6 +19,11 @@ class Pair:
     broken: str
     mended: str
 
+    @property
+    def unwatched(self) -> str:
+        """The kind of the event that ends it because nobody looks any more."""
+        return unwatched(self.broken)
+
 
 STREAM = Pair("stream-failed", "stream-recovered")
 SPOOL = Pair("spool-full", "spool-has-room")
@@ -26,6 +32,7 @@ DESTINATION = Pair("destination-behind", "destination-caught-up")
 RPO = Pair("rpo-broken", "rpo-kept")
 RTO = Pair("rto-broken", "rto-kept")
 API = Pair("api-failed", "api-recovered")
+POLICY = Pair("policy-broken", "policy-mended")
 PLACE_RPO = Pair("destination-rpo-broken", "destination-rpo-kept")
 
 
@@ -39,8 +46,8 @@ class Incidents:
     def is_open(self, pair: Pair, server: str, subject: str) -> bool:
         """Raises CatalogError."""
         key = (pair, server, subject)
-        if key not in self._open:
-            last = self._catalog.events.last(server, (pair.broken, pair.mended), subject)
+        if self._open.get(key, True):  # one that is open may have been ended by others: by now nobody looked after it
+            last = self._catalog.events.last(server, (pair.broken, pair.mended, pair.unwatched), subject)
             self._open[key] = last is not None and last.kind == pair.broken
         return self._open[key]
 

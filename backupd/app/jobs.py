@@ -26,7 +26,14 @@ from backupd.app.pulse import BEAT, DAEMON_STOP, PATIENCE, Pulse
 from backupd.app.recoveries import recovered
 from backupd.app.run import JobRun, Result
 from backupd.app.wiring import Wiring, owner, owner_state, user
-from backupd.model.errors import BackupdError, CancelledError, CatalogError, NotFoundError, RefusedError
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    CatalogError,
+    ConfigurationError,
+    NotFoundError,
+    RefusedError,
+)
 from backupd.model.event import Event, Severity
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -215,10 +222,14 @@ def close(wiring: Wiring, job: JobRecord, state: JobState, *, error: BackupdErro
 
 
 def _follow_ups(wiring: Wiring, job: JobRecord, state: JobState, *, again: bool) -> list[JobRecord]:
-    policy = policy_of(wiring, job.server, job.kind)
     now = wiring.clock()
     if state is JobState.CANCELLED and job.cancel_by == DAEMON_STOP:
         return [repetition(job, now, attempt=job.attempt)]
+    try:
+        policy = policy_of(wiring, job.server, job.kind)
+    except ConfigurationError:  # what waits in the queue waits there until the policy is whole
+        killed = state is JobState.ABANDONED and bool(job.leg)
+        return [repetition(job, now, attempt=job.attempt + 1)] if killed else []
     if policy is None:
         return []
     then: list[JobRecord] = []

@@ -75,15 +75,6 @@ class Listings:
                after: str | None = None) -> Listed[Event]:
         return self._wiring.catalog.events.page(self._seen(server), kind=kind, job_id=job, limit=limit, after=after)
 
-    def events_since(self, number: int, *, server: str | None = None, job: str | None = None, limit: int = 1000
-                     ) -> tuple[Event, ...]:
-        """Those with a higher number, oldest first."""
-        return self._wiring.catalog.events.since(number, self._seen(server), job_id=job, limit=limit)
-
-    def last_event(self) -> int:
-        """The highest number of any event, 0 for none."""
-        return self._wiring.catalog.events.newest()
-
     def server_is_present(self, name: str) -> tuple[bool, str]:
         """Is the server in rotation, as far as backups are concerned? Else why not. Raises NotFoundError."""
         from backupd.app.absence import presence

@@ -50,7 +50,7 @@ class LogFollower(threading.Thread):
     def run(self) -> None:
         while not self._halt.is_set():
             try:
-                with open_catalog(self._wiring.settings.catalog) as catalog:
+                with open_catalog(self._wiring.settings.catalog, make=False) as catalog:
                     self._follow(catalog)
             except CancelledError:
                 return

@@ -12,7 +12,7 @@ from backupd.app.placeview import PlaceView
 from backupd.app.serverview import ServerOverview
 from backupd.app.wiring import Wiring
 from backupd.binlog.status import StreamState
-from backupd.catalog.glances import BAD_ENDS
+from backupd.catalog.glances import is_in_trouble
 from backupd.catalog.jobs import OPEN
 from backupd.metrics import Values
 from backupd.model.event import Severity
@@ -70,6 +70,7 @@ def _server(found: Values, server: ServerOverview, now: datetime) -> None:
         tell("server_rto_predicted_seconds", _seconds(server.rto))
         tell("server_windows", server.windows)
         tell("server_gaps", server.gaps)
+        tell("server_gap_noticed_timestamp_seconds", _stamp(server.gap_noticed_at))
         tell("server_backups", server.backups)
         tell("server_protected_backups", server.protected)
         tell("server_stored_bytes", server.bytes_stored)
@@ -111,10 +112,11 @@ def _server(found: Values, server: ServerOverview, now: datetime) -> None:
 
 def _jobs(found: Values, wiring: Wiring, now: datetime, servers: set[str]) -> None:
     glances = wiring.catalog.glances
-    for job in glances.last_jobs():
+    last = glances.last_jobs()
+    for job in last:
         if job.server in servers:
             labels = job.server, job.kind, job.leg
-            found.set("backupd_job_last_failed", job.state in BAD_ENDS, *labels)
+            found.set("backupd_job_last_failed", is_in_trouble(job, last), *labels)
             found.set("backupd_job_last_success_timestamp_seconds", _stamp(job.succeeded_at), *labels)
     for (server, kind, state), count in glances.ended_jobs(now - _DAY).items():
         if server in servers:
@@ -125,7 +127,7 @@ def _place(found: Values, place: PlaceView) -> None:
     def tell(metric: str, value: float | None) -> None:
         found.set(f"backupd_destination_{metric}", value, place.name)
 
-    tell("status", place.status.rank)
+    tell("status", place.status.rank if place.reachable is not None else None)
     tell("reachable", place.reachable)
     tell("checked_timestamp_seconds", _stamp(place.checked_at))
     tell("free_bytes", place.free)

@@ -8,7 +8,6 @@ become one that says so, and one afterwards.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +17,13 @@ from backupd.alerts.delivery import DeliveryError
 from backupd.alerts.grouping import MANY, grouped
 from backupd.alerts.ledger import Ledger, Turn
 from backupd.alerts.letter import Letter
-from backupd.alerts.rules import UNDELIVERABLE, rule_of_incident
+from backupd.alerts.rules import UNDELIVERABLE, endings_of, rule_of_incident, topic_of
 from backupd.alerts.wording import letter_about, letter_after_silence, letter_of_silence
 from backupd.app.channels import CHANNELS, mail_name, names, site_of, written
+from backupd.app.clockwatch import ClockWatch, boottime
 from backupd.app.incidents import Incidents, Pair
 from backupd.app.logs import say
+from backupd.app.unwatched import why_unwatched
 from backupd.app.wiring import Wiring
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
@@ -40,6 +41,7 @@ IN_FLIGHT = timedelta(seconds=30)
 """A number that is missing may belong to a transaction that has not ended; it is waited for until then."""
 MINUTE = 60.0
 HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
 COVERED = 20.0
 """Seconds between two looks for backups that end incidents."""
 _TOLD = (MessageKind.ALERT, MessageKind.REMINDER, MessageKind.RECOVERY)
@@ -60,8 +62,9 @@ class Pace:
 class NewsDesk:
     """From one thread. ``passing``: a clock that only goes on."""
 
-    def __init__(self, wiring: Wiring, pace: Pace, passing: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, wiring: Wiring, pace: Pace, passing: Callable[[], float] = boottime) -> None:
         self._wiring, self._pace, self._passing = wiring, pace, passing
+        self._clockwatch = ClockWatch(wiring.clock, passing, passing)
         self._cursors: dict[str, int] | None = None
         self._ledger: Ledger | None = None
         self._turns: list[Turn] = []
@@ -88,7 +91,8 @@ class NewsDesk:
             ledger = Ledger((), self._wiring.settings.alerts.reminders)
             for event in catalog.events.since(max(newest - REMEMBERED, 0), limit=REMEMBERED):
                 ledger.take(event)
-            catalog.incidents.record(ledger.changed, (), {READ: newest})
+            quietly = [one if one.is_open else replace(one, next_reminder=None) for one in ledger.changed]
+            catalog.incidents.record(quietly, (), {READ: newest})
             self._cursors[READ] = newest
         self._seen = self._cursors[READ]
 
@@ -108,13 +112,18 @@ class NewsDesk:
         if self._cursors is None:
             self.begin()
         now = self._wiring.clock()
+        self._clockwatch.look()
         events = self._news(now)
         if events or self._due is None or now >= self._due or self._covers():
             ledger = self._opened()
             for event in events:
                 self._turns += ledger.take(event)
                 self._seen = event.number
-            self._turns += [*ledger.pass_time(now), *self._over(ledger, now)]
+            if self._clockwatch.settled:
+                ledger.set_right(now)
+            if not self._clockwatch.doubtful:
+                self._turns += ledger.pass_time(now, muted=self._muted() is not None)
+            self._turns += self._ended(ledger, now)
             self._due = ledger.due() or now + HOUR
             if not self._turns and not ledger.changed:
                 self._ledger = None  # the next look sees what others have written by then
@@ -124,7 +133,8 @@ class NewsDesk:
 
     def _opened(self) -> Ledger:
         if self._ledger is None:
-            self._ledger = Ledger(self._wiring.catalog.incidents.open(), self._wiring.settings.alerts.reminders)
+            recent = self._wiring.catalog.incidents.recent(self._wiring.clock() - DAY)
+            self._ledger = Ledger(recent, self._wiring.settings.alerts.reminders)
         return self._ledger
 
     def _news(self, now: datetime) -> list[Event]:
@@ -143,15 +153,19 @@ class NewsDesk:
     def _covers(self) -> bool:
         return self._covered is None or self._passing() - self._covered >= COVERED
 
-    def _over(self, ledger: Ledger, now: datetime) -> list[Turn]:
-        """Incidents that a backup has ended since, and those of servers that are configured no more."""
+    def _ended(self, ledger: Ledger, now: datetime) -> list[Turn]:
+        """Incidents that a backup has ended since, and those that nobody looks after any more. Of the latter an event
+        tells whoever would tell that it is broken: should it be looked after again, it is told again."""
         if not self._covers():
             return []
         self._covered = self._passing()
         turns: list[Turn] = []
         for incident in ledger.open:
-            if incident.server and incident.server not in self._wiring.settings.servers:
-                turns += ledger.cover(incident, now, f"{incident.server} is not configured any more")
+            if not ledger.keeps_coming(incident, now) and (why := why_unwatched(self._wiring, incident)):
+                for kind in endings_of(incident):
+                    self._wiring.catalog.events.add(Event(now, kind, Severity.INFO, why, server=incident.server,
+                                                          subject=incident.subject))
+                turns += ledger.cover(incident, now, why, well=False)
             elif rule_of_incident(incident).covered and (job := self._backup_after(incident)):
                 turns += ledger.cover(incident, now, f"a backup was taken since: {job}")
         return turns
@@ -213,8 +227,12 @@ class NewsDesk:
             meanwhile |= {one.id: one for one in ledger.changed}
             if not meanwhile:
                 return [], None
-            kind = MessageKind.ALERT if any(one.is_open for one in meanwhile.values()) else MessageKind.RECOVERY
-            return [(letter_after_silence(tuple(meanwhile.values()), site, now, muted), kind, ())], None
+            kind = MessageKind.ALERT if any(
+                one.is_open or one.settles for one in meanwhile.values()) else MessageKind.RECOVERY
+            gone = {one.id: why for one in meanwhile.values()
+                    if not one.is_open and (why := why_unwatched(self._wiring, one))}
+            letter = letter_after_silence(tuple(meanwhile.values()), site, now, muted, gone)
+            return [(letter, kind, ())], None
         groups = grouped(self._latest(ledger), self._wiring.settings.destinations)
         if not groups:
             return [], None
@@ -244,8 +262,8 @@ class NewsDesk:
             begun = [turn.incident.id for turn in turns if turn.begins]
             thread = dict.fromkeys([*begun, *(turn.incident.id for turn in turns)])
             moment = now + timedelta(microseconds=number)
-            found += written(self._wiring.settings, channels, letter, kind, moment, thread=tuple(thread),
-                             begins=bool(begun))
+            found += written(self._wiring.settings, _hearing(channels, turns), letter, kind, moment,
+                             thread=tuple(thread), begins=bool(begun))
         return found
 
     def _channels(self, now: datetime) -> tuple[str, ...]:
@@ -262,6 +280,13 @@ class NewsDesk:
         incidents.mended(DELIVERY, Event(now, DELIVERY.mended, Severity.INFO, "the file of channels can be read again",
                                          subject=CHANNELS))
         return found
+
+
+def _hearing(channels: Sequence[str], turns: Sequence[Turn]) -> list[str]:
+    """Those of ``channels`` that a letter goes to: not one that it says of, and of nothing else, that it does not work.
+    """
+    about = {turn.incident.subject if topic_of(turn.incident.kind) == UNDELIVERABLE else "" for turn in turns}
+    return [channel for channel in channels if about != {channel}]
 
 
 def _kind(turns: Sequence[Turn]) -> MessageKind:

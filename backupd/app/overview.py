@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from backupd.app.checkup import SILENT
-from backupd.app.incidents import RPO, RTO, STREAM
+from backupd.app.incidents import POLICY, RPO, RTO, STREAM
 from backupd.app.logstatus import NOT_RUNNING, OFF, state_of
 from backupd.app.placeview import PlaceView, places
 from backupd.app.protection import PROTECTION, protection_of
@@ -22,7 +22,7 @@ from backupd.app.standing import UNSEEN, Standing, Standings, standings
 from backupd.app.wiring import Wiring
 from backupd.binlog.status import StreamState
 from backupd.catalog.absences import Absence
-from backupd.catalog.glances import BAD_ENDS, LastJob, LastTest
+from backupd.catalog.glances import LastJob, LastTest, is_in_trouble
 from backupd.catalog.jobs import OPEN
 from backupd.model.clock import format_time
 from backupd.model.event import Severity
@@ -37,7 +37,7 @@ __all__ = ["LastBackup", "LastProof", "NextRun", "PlaceView", "Reason", "ServerO
 
 _FRESH_GAP = timedelta(days=7)
 """A gap that was noticed within this time is worth a warning; an older one is only shown."""
-_SAID_HERE = frozenset({RPO.broken, RTO.broken, STREAM.broken, PROTECTION.broken})
+_SAID_HERE = frozenset({POLICY.broken, RPO.broken, RTO.broken, STREAM.broken, PROTECTION.broken})
 """Incidents of these kinds tell what is looked at here anyway."""
 
 
@@ -102,6 +102,7 @@ def _server(wiring: Wiring, server: ServerSettings, looked: Standing | None, aro
         name=server.name, policy=server.policy_name, status=Status.GOOD, latest=stands.latest, first=stands.first,
         rpo=rpo, rpo_objective=promised.rpo if promised else None, rto=stands.predicted_rto,
         rto_objective=promised.rto if promised else None, windows=stands.windows, gaps=len(stands.gaps),
+        gap_noticed_at=max((gap.noticed_at for gap in stands.gaps), default=None),
         reach=stands.reach, stream=around.stream, last_backups=stands.last_backups,
         next_runs=tuple(_next_runs(wiring, server, known, now)),
         last_proof=LastProof(test.id, test.backup_id, test.outcome, test.finished_at, test.tables_compared, test.error,
@@ -183,7 +184,7 @@ def _of_work(wiring: Wiring, made: ServerOverview, server: ServerSettings, stand
             bad = incident.severity is Severity.ERROR
             yield Reason(Status.BAD if bad else Status.WARNING, incident.message, incident.hint)
     for job in around.last_jobs:
-        if job.state in BAD_ENDS and job.id not in told:
+        if job.id not in told and is_in_trouble(job, around.last_jobs):
             yield Reason(Status.WARNING, f"the last {job.kind}{f' ({job.leg})' if job.leg else ''} is {job.state}"
                          f"{f': {_first_line(job.message)}' if job.message else ''}",
                          job.hint or f"backupd jobs show {job.id}")

@@ -13,7 +13,7 @@ from typing import Any
 
 from backupd.app.filling import EVERY as FORECAST_EVERY
 from backupd.app.filling import URGENT
-from backupd.app.forecast import Forecast, forecast
+from backupd.app.forecast import NEARLY, Forecast, forecast
 from backupd.app.lookout import Lookout
 from backupd.app.serverview import Reason, Status
 from backupd.app.wiring import Wiring
@@ -22,26 +22,26 @@ from backupd.catalog.replications import FAILING, Replication
 from backupd.catalog.session import Catalog
 from backupd.model.clock import format_time
 from backupd.model.errors import DestinationError
-from backupd.model.units import format_size
-from policies.configuration import DestinationSettings
+from backupd.model.units import format_duration, format_size
+from policies.configuration import DestinationSettings, FilesystemDestination
 from storage.destination import Space
 
 EVERY = timedelta(minutes=1)
+HANGS = timedelta(minutes=3)
+"""A look that has not ended by then: the place does not answer."""
 _DAY = timedelta(days=1)
-_NEARLY = 0.05
-"""A place with less than this part of it free is nearly full, whatever its growth says."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceView:
     """One destination. ``type``: filesystem, s3 or sftp. ``reachable``: None while nobody has looked, ``checked_at``
-    when somebody did; ``initialised``: it carries our marker; ``trouble``: why it cannot be used. ``free``, ``total``:
-    bytes, None where a place knows no limit. ``forecast``: one sentence about when it will be full; ``full_on`` by the
-    growth seen, ``earliest_full_on`` at the earliest. ``servers``: how many servers' policies name it. ``backups`` have
-    a complete copy there; ``bytes_stored``: what lies there of backups and binary logs, as the catalog counts it.
-    ``behind_*``: backups that belong there and are not there yet, their bytes, how long the oldest waits, and why.
-    ``lag``: the most that its binary logs were behind within a day. ``lock``: for how long the place itself refuses to
-    delete anything, None where it does not."""
+    when somebody did; ``hangs``: the look that is under way has gone on for too long; ``initialised``: it carries our
+    marker; ``trouble``: why it cannot be used. ``free``, ``total``: bytes, None where a place knows no limit.
+    ``forecast``: one sentence about when it will be full; ``full_on`` by the growth seen, ``earliest_full_on`` at the
+    earliest. ``servers``: how many servers' policies name it. ``backups`` have a complete copy there; ``bytes_stored``:
+    what lies there of backups and binary logs, as the catalog counts it. ``behind_*``: backups that belong there and
+    are not there yet, their bytes, how long the oldest waits, and why. ``lag``: the most that its binary logs were
+    behind within a day. ``lock``: for how long the place itself refuses to delete anything, None where it does not."""
 
     name: str
     type: str
@@ -51,6 +51,7 @@ class PlaceView:
     reachable: bool | None = None
     initialised: bool | None = None
     trouble: str = ""
+    hangs: bool = False
     checked_at: datetime | None = None
     free: int | None = None
     total: int | None = None
@@ -66,6 +67,11 @@ class PlaceView:
     behind_error: str = ""
     lag: timedelta | None = None
     lock: timedelta | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Backups belong there, and it carries no marker: another folder or disk has its place."""
+        return self.initialised is False and self.backups > 0
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "type": self.type, "off_site": self.off_site, "status": str(self.status),
@@ -114,14 +120,29 @@ class Glimpse(Lookout):
         self.space: Space | None = None
         self.forecast: Forecast | None = None
         self._foreseen: datetime | None = None
+        self._begun: datetime | None = None
 
     def _names(self, wiring: Wiring) -> Iterable[str]:
         return (self._name,) if self._name in wiring.settings.destinations else ()
 
+    def hanging(self, now: datetime) -> timedelta | None:
+        """For how long nothing was heard of it, where that is too long."""
+        begun = self._begun
+        return now - begun if begun is not None and now - begun >= HANGS else None
+
     def _look(self, wiring: Wiring, name: str, now: datetime) -> None:
+        self._begun = now
+        try:
+            self._see(wiring, name, now)
+        finally:
+            self._begun = None
+
+    def _see(self, wiring: Wiring, name: str, now: datetime) -> None:
         destination = wiring.destination(name)
         try:
             initialised = destination.is_initialised()
+            if not initialised:
+                _require_parent(wiring.settings.destinations[name])
             space = destination.space() if initialised else None
         except DestinationError as error:
             self.reachable, self.initialised, self.trouble, self.checked_at = False, None, error.message, now
@@ -131,6 +152,12 @@ class Glimpse(Lookout):
         if initialised and (self._foreseen is None or not timedelta(0) <= now - self._foreseen < FORECAST_EVERY):
             self.forecast = forecast(wiring, name)
             self._foreseen = now
+
+
+def _require_parent(settings: DestinationSettings) -> None:
+    """Raises DestinationError for a folder that nobody can make a repository."""
+    if isinstance(settings, FilesystemDestination) and not settings.path.parent.is_dir():
+        raise DestinationError(f"there is no folder {settings.path.parent}")
 
 
 _ALL: weakref.WeakKeyDictionary[Catalog, dict[str, Glimpse]] = weakref.WeakKeyDictionary()
@@ -151,9 +178,13 @@ def _place(name: str, settings: DestinationSettings, seen: Glimpse, stock: Stock
     failing = next((row for row in behind if row.state == FAILING), None)
     filling = seen.forecast.filling if seen.forecast is not None else None
     days = getattr(settings, "lock_days", None)
+    hanging = seen.hanging(now)
+    trouble = seen.trouble if hanging is None else (
+        f"nothing has been heard of it for {format_duration(hanging.total_seconds())}: asking it does not end")
     made = PlaceView(
-        name=name, type=settings.type, off_site=settings.is_off_site, status=Status.GOOD, reachable=seen.reachable,
-        initialised=seen.initialised, trouble=seen.trouble, checked_at=seen.checked_at,
+        name=name, type=settings.type, off_site=settings.is_off_site, status=Status.GOOD,
+        reachable=seen.reachable if hanging is None else False, hangs=hanging is not None,
+        initialised=seen.initialised if hanging is None else None, trouble=trouble, checked_at=seen.checked_at,
         free=seen.space.free if seen.space else None, total=seen.space.total if seen.space else None,
         forecast=seen.forecast.text if seen.forecast else "",
         full_on=_day(seen.forecast, filling.day if filling else None),
@@ -169,11 +200,11 @@ def _place(name: str, settings: DestinationSettings, seen: Glimpse, stock: Stock
 def _reasons(made: PlaceView, foreseen: Forecast | None) -> Iterator[Reason]:
     if made.reachable is False:
         yield Reason(Status.BAD, f"it does not answer: {made.trouble}", "backupd check names what is wrong")
-    elif made.initialised is False and made.backups:
+    elif made.is_lost:
         yield Reason(Status.BAD, f"it should hold {made.backups} backups, but it is empty or not a repository",
                      "is the file system mounted?")
     more_room = "give it more room, or keep less: `backupd policy explain` previews other rules"
-    if made.free is not None and made.total and made.free < _NEARLY * made.total:
+    if made.free is not None and made.total and made.free < NEARLY * made.total:
         yield Reason(Status.BAD, f"it is nearly full: {format_size(made.free)} of {format_size(made.total)} are free",
                      more_room)
     elif foreseen is not None and foreseen.is_soon:

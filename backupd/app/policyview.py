@@ -13,6 +13,9 @@ from backupd.model.ids import is_name
 from policies.lint import advice, not_yet_active
 from policies.load import SUFFIX, PolicyFile, read_policy_text, unknown_destinations
 
+LARGEST_TEXT = 64 * 1024
+"""Bytes that anybody may have looked at: reading YAML costs a processor about a second per 100 KiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyView:
@@ -65,7 +68,11 @@ def validate(wiring: Wiring, text: str, name: str) -> Validation:
     if not is_name(name):
         raise UsageError(f"{name[:80]!r} cannot be the name of a policy",
                          hint="letters, digits, '.', '_' and '-' only, at most 63")
-    found = read_policy_text(text, Path(f"{name}{SUFFIX}"))
+    file = Path(f"{name}{SUFFIX}")
+    if len(text.encode("utf-8", "surrogatepass")) > LARGEST_TEXT:
+        return Validation(False, (Problem(str(file), None, "",
+                                          f"is larger than {LARGEST_TEXT // 1024} KiB: that is no policy"),), ())
+    found = read_policy_text(text, file)
     problems = (*found.problems, *unknown_destinations(found, wiring.settings.destinations))
     return Validation(not problems, problems, _advice(wiring, found))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 
-from backupd.alerts.delivery import GIVEN_UP, LONGEST_PAUSE, DeliveryError, pause_after
-from backupd.app.channels import deliver
+from backupd.alerts.delivery import LONGEST_PAUSE, Delivered, DeliveryError, is_over, pause_after
+from backupd.app.channels import CHANNELS, EMAIL, deliver, names, recipient, working
 from backupd.app.guard import Guard
 from backupd.app.incidents import Incidents
 from backupd.app.logs import redacted, say
@@ -19,6 +20,8 @@ from backupd.app.wiring import Wiring
 from backupd.model.event import Event, Severity
 from backupd.model.incident import Message, MessageState
 
+LEASE = timedelta(minutes=30)
+"""So long has a command that sends a message itself. Should it die, the service sends it then."""
 TICK = 5.0
 """Seconds between two looks when nobody calls."""
 REST = 5.0
@@ -99,12 +102,12 @@ def send_one(wiring: Wiring, message: Message) -> bool:
         done = deliver(settings, message)
     except DeliveryError as error:
         now = wiring.clock()
-        given_up = error.permanent or now - message.created_at >= GIVEN_UP
+        given_up = error.permanent or is_over(attempts, now - message.created_at)
         catalog.messages.update(replace(
             message, attempts=attempts, error=redacted(str(error)), next_try=None if given_up else
             now + pause_after(attempts), state=MessageState.FAILED if given_up else MessageState.QUEUED))
         say("message-not-sent", f"{message.channel}: {message.subject}: {error}", level=logging.WARNING)
-        if given_up or attempts >= _TRIED:
+        if (given_up or attempts >= _TRIED) and message.channel in working(settings)[0]:
             hint = error.hint or "`backupd alerts messages` lists what waits"
             lost = "; it is given up" if given_up else "; it is tried again with growing pauses"
             Incidents(catalog).broken(DELIVERY, Event(
@@ -113,7 +116,7 @@ def send_one(wiring: Wiring, message: Message) -> bool:
                 detail=redacted(error.detail)))
         return error.permanent
     now = wiring.clock()
-    again = bool(done.again) and now - message.created_at < GIVEN_UP
+    again = bool(done.again) and not is_over(attempts, now - message.created_at)
     catalog.messages.update(replace(
         message, attempts=attempts, sent_at=now, error=redacted(done.problem),
         recipients=done.again if again else message.recipients,
@@ -121,8 +124,42 @@ def send_one(wiring: Wiring, message: Message) -> bool:
         next_try=now + pause_after(attempts) if again else None))
     if done.problem:
         say("message-refused", f"{message.subject}: not for everybody\n{done.problem}", level=logging.WARNING)
-    if Incidents(catalog).mended(DELIVERY, Event(
-            now, DELIVERY.mended, Severity.INFO, f"messages by {message.channel} are delivered again",
-            subject=message.channel)):
+    if _mended(wiring, message.channel, now):
         catalog.messages.hurry(now, message.channel)
+    _tell_recipients(wiring, message, done, gone=() if again else done.again, now=now)
     return True
+
+
+def _tell_recipients(wiring: Wiring, message: Message, done: Delivered, gone: Sequence[str], now: datetime) -> None:
+    """Of those that mail servers do not take a message for, for good or (``gone``) for days, and of those that they
+    take one for again."""
+    refused = dict.fromkeys(gone, done.problem) | dict(done.refused)
+    for address, answer in refused.items():
+        Incidents(wiring.catalog).broken(DELIVERY, Event(
+            now, DELIVERY.broken, Severity.ERROR, subject=recipient(address),
+            message=f"{address} gets no messages: the mail server refuses them", detail=redacted(answer),
+            hint="look at alerts.email.to, and at what the mail server's log says"))
+    if message.channel == EMAIL:
+        for address in message.recipients:
+            if address not in refused and address not in done.again:
+                _mended(wiring, recipient(address), now)
+
+
+def _mended(wiring: Wiring, subject: str, now: datetime) -> bool:
+    return Incidents(wiring.catalog).mended(DELIVERY, Event(
+        now, DELIVERY.mended, Severity.INFO, f"messages by {subject} are delivered again", subject=subject))
+
+
+def look_after(wiring: Wiring, now: datetime) -> None:
+    """Tell of a file of channels that cannot be read, before there is something to send. Raises CatalogError."""
+    incidents = Incidents(wiring.catalog)
+    try:
+        names(wiring.settings)
+    except DeliveryError as error:
+        if incidents.broken(DELIVERY, Event(now, DELIVERY.broken, Severity.ERROR, error.message, subject=CHANNELS,
+                                            detail=error.detail, hint=error.hint)):
+            say(DELIVERY.broken, str(error), level=logging.ERROR)
+        return
+    if wiring.settings.alerts.channels_file is not None:
+        incidents.mended(DELIVERY, Event(now, DELIVERY.mended, Severity.INFO, "the file of channels can be read again",
+                                         subject=CHANNELS))

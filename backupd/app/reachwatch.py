@@ -1,4 +1,4 @@
-"""Destinations that do not answer are told, once, and when they answer again."""
+"""Destinations that do not answer, or are not there any more, are told, once, and when they are well again."""
 
 from __future__ import annotations
 
@@ -27,18 +27,23 @@ class ReachWatch:
             self._look(incidents, place, now)
 
     def _look(self, incidents: Incidents, place: PlaceView, now: datetime) -> None:
-        if place.checked_at is None or place.reachable is None:
+        if place.reachable is None:
             return
-        if place.reachable:
+        if place.reachable and not place.is_lost:
             self._silent.pop(place.name, None)
             incidents.mended(REACH, Event(now, REACH.mended, Severity.INFO,
                                           f"destination {place.name} answers again", subject=place.name))
             return
         looks = self._silent.setdefault(place.name, [])
-        if place.checked_at not in looks:
+        if place.checked_at is not None and place.checked_at not in looks:
             looks.append(place.checked_at)
-        if len(looks) >= _LOOKS:
-            incidents.broken(REACH, Event(
-                now, REACH.broken, Severity.ERROR, f"destination {place.name} cannot be reached: {place.trouble}",
-                subject=place.name, hint="backups that need it fail until it answers; `backupd check` says what is "
-                                         "wrong with it"))
+        if len(looks) < _LOOKS and not place.hangs:
+            return
+        if place.is_lost:
+            what = f"should hold {place.backups} backups, but it is empty or not a repository"
+            hint = "is the file system mounted? Backups that need it fail until it is there again"
+        else:
+            what = f"cannot be reached: {place.trouble}"
+            hint = "backups that need it fail until it answers; `backupd check` says what is wrong with it"
+        incidents.broken(REACH, Event(now, REACH.broken, Severity.ERROR, f"destination {place.name} {what}",
+                                      subject=place.name, hint=hint))

@@ -58,7 +58,7 @@ class Recollection:
         while left and not self._stop.is_set():
             wait = _AGAIN
             try:
-                with open_catalog(self._url) as catalog:
+                with open_catalog(self._url, make=False) as catalog:
                     self._await_branches(catalog)
                     if self._round(catalog, left):
                         wait = YOUNG

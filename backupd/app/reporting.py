@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from backupd.alerts.letter import Letter
 from backupd.alerts.report import PlaceLine, ServerLine, report
-from backupd.app.channels import names, site_of, written
+from backupd.app.channels import site_of, working, written
 from backupd.app.overview import PlaceView, ServerOverview, overview, places
 from backupd.app.schedule import next_runs
 from backupd.app.wiring import Wiring
@@ -31,7 +31,8 @@ def report_if_due(wiring: Wiring, now: datetime) -> bool:
                               datetime.fromtimestamp(handled, UTC), count=1)), None)
     if due is None or due > now:
         return False
-    messages = written(settings, names(settings), report_now(wiring, now), MessageKind.REPORT, now)
+    channels, _trouble = working(settings)  # the trouble is told by who looks after it
+    messages = written(settings, channels, report_now(wiring, now), MessageKind.REPORT, now)
     wiring.catalog.incidents.record((), messages, {REPORTED: int(now.timestamp())})
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -210,12 +211,13 @@ def earlier_attempt(wiring: Wiring, chosen: Plan, place: str, *, exactly: bool =
 def _begin(wiring: Wiring, chosen: Plan, datadir: Path, run: JobRun) -> RestoreRecord:
     """The row of this restore: a new one, or that of the interrupted one it goes on with."""
     restores = wiring.catalog.restores
-    earlier = earlier_attempt(wiring, chosen, str(datadir))
+    place = os.path.realpath(datadir)
+    earlier = earlier_attempt(wiring, chosen, place)
     if earlier is not None:
         return restores.take_up(earlier.id, run.job.id, owner())
     row = RestoreRecord(
         id=new_id(wiring.clock()), server=chosen.server, backup_id=chosen.backup_id, target=chosen.target,
-        datadir=str(datadir), state=JobState.RUNNING, started_at=wiring.clock(), owner=owner(), job_id=run.job.id)
+        datadir=place, state=JobState.RUNNING, started_at=wiring.clock(), owner=owner(), job_id=run.job.id)
     restores.start(row)
     return row
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from backupd.app.coldness import refuse_cold
 from backupd.app.dependence import require_keys
-from backupd.app.restoreplace import refuse_place
+from backupd.app.restoreplace import at_real_place, refuse_changed, refuse_place, refuse_shared, refuse_unseen
 from backupd.app.restorerequest import RestoreRequest
 from backupd.app.restores import earlier_attempt, foresee, plan, restore
 from backupd.app.restoreview import RestoreView
@@ -60,6 +60,7 @@ class UnconfirmedError(RefusedError):
 def make_plan(wiring: Wiring, actor: Actor, request: RestoreRequest) -> StoredPlan:
     """Raises UsageError, and what planning raises."""
     request.check()
+    refuse_unseen(wiring, actor, request)
     return _store(wiring, actor, request, _planned(wiring, request))
 
 
@@ -73,6 +74,8 @@ def request_restore(wiring: Wiring, actor: Actor, wanted: str | RestoreRequest, 
     request.check()
     request.check_place()
     wiring.settings.needs_restore()
+    refuse_unseen(wiring, actor, request)
+    request = at_real_place(request)
     refuse_place(wiring, actor, request)
     chosen = _planned(wiring, request)
     if shown is not None and (other := _difference(promise(shown.document), promise(chosen.as_json()), request)):
@@ -92,6 +95,7 @@ def perform_restore(wiring: Wiring, run: JobRun) -> Result:
     kept = record.request or {}
     request = RestoreRequest.from_json(kept["request"])
     promised: Mapping[str, Any] = kept["promise"]
+    refuse_changed(request)
     outcome: RestoreOutcome | TablesOutcome
     if request.of_tables:
         def as_promised(chosen: TablePlan) -> None:
@@ -189,6 +193,7 @@ def _queue(wiring: Wiring, actor: Actor, request: RestoreRequest, chosen: Plan |
     earlier = earlier_attempt(wiring, base, place, exactly=request.of_tables)
     if earlier is not None and (ending := view(wiring, earlier).job) is not None and ending.state is JobState.RUNNING:
         raise BusyError(f"the attempt before, job {ending.id}, is about to end", hint="ask again in a few seconds")
+    refuse_shared(wiring, request)
     restore_id = earlier.id if earlier is not None else new_id(now)
     job = JobRecord(id=new_id(now), kind=str(JobKind.RESTORE), server=request.server, state=JobState.QUEUED,
                     queued_at=now, requested_by=actor.name, arguments={"restore": restore_id, "target": request.target})

@@ -141,8 +141,9 @@ def _verification(verify: Verify) -> dict[str, Any]:
 
 
 def all_legs(settings: Settings) -> tuple[Leg, ...]:
-    """Every leg of every server, and those of the installation."""
-    return tuple(leg for server in ("", *settings.servers) for leg in legs(settings, server))
+    """Every leg of every server whose policy can be used, and those of the installation."""
+    names = [name for name in settings.servers if settings.server(name).usable]
+    return tuple(leg for server in ("", *names) for leg in legs(settings, server))
 
 
 def next_runs(cadence: str, zone: str, after: datetime, *, count: int | None = None,

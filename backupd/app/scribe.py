@@ -31,9 +31,10 @@ PAUSE = 5.0
 class Scribe:
     """A context manager; the catalog is opened when it is first asked. Threads may share it."""
 
-    def __init__(self, url: str) -> None:
-        """Raises CatalogError for an address that is none, or a folder that cannot be made."""
-        self.catalog = Catalog(Database(url))
+    def __init__(self, url: str, *, make: bool = True) -> None:
+        """``make``: the file, where there is none. Raises CatalogError for an address that is none, or a folder that
+        cannot be made."""
+        self.catalog = Catalog(Database(url, make=make))
         self._url = url
         self._ready = False
         self._requests: queue.SimpleQueue[tuple[Callable[[Catalog], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -97,7 +98,7 @@ class Scribe:
             work, future = request
             try:
                 if not self._ready:
-                    upgrade(self._url)
+                    upgrade(self._url, make=False)
                     self._ready = True
                 future.set_result(work(self.catalog))
             except BaseException as error:  # noqa: BLE001  not hidden: whoever waits for the answer raises it

@@ -150,6 +150,7 @@ class ServerOverview:
     rto_objective: timedelta | None = None
     windows: int = 0
     gaps: int = 0
+    gap_noticed_at: datetime | None = None
     reach: tuple[Reach, ...] = ()
     stream: StreamView | None = None
     last_backups: tuple[LastBackup, ...] = ()

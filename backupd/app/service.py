@@ -70,8 +70,9 @@ class Service:
         it: whoever has to pause, cancel or restore at night must not have to mend it first.
         """
         settings = load_settings(config_path, strict=False) if held is None else held_settings(held)
-        _before, revision = upgrade(settings.catalog)
-        with open_catalog(settings.catalog) as catalog:
+        make = held is None  # a service has its catalog open: where it is gone, an empty one must not take its place
+        _before, revision = upgrade(settings.catalog, make=make)
+        with open_catalog(settings.catalog, make=make) as catalog:
             yield cls(Wiring(settings, catalog), revision)
 
     def acting(self, actor: Actor) -> Service:

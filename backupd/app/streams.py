@@ -93,7 +93,7 @@ def run_stream(config: Path, server: str, *, held: Path | None = None, once: boo
         stack.enter_context(Signals({**dict.fromkeys((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), end),
                                      signal.SIGALRM: _give_up}))
         stack.callback(signal.setitimer, signal.ITIMER_REAL, 0.0)
-        scribe = stack.enter_context(Scribe(settings.catalog))
+        scribe = stack.enter_context(Scribe(settings.catalog, make=held is None))
         StreamRun(Wiring(settings, scribe.catalog), server, scribe, waker, stop).run(once=once)
 
 

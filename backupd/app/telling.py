@@ -22,9 +22,13 @@ class Telling:
     def alerts(self, server: str | None = None, *, is_open: bool | None = True, before: str | None = None,
                limit: int = PAGE) -> tuple[Incident, ...]:
         """Newest first. ``is_open`` None: those that are over, too; ``before``: only those older than the one with this
-        id. Raises NotFoundError for a server that the actor may not see."""
-        return self._wiring.catalog.incidents.list(seen(self._actor, server), is_open=is_open, before=before,
-                                                   limit=limit)
+        id. Raises NotFoundError for a server that the actor may not see, and for one that is neither configured nor in
+        the list."""
+        found = self._wiring.catalog.incidents.list(seen(self._actor, server), is_open=is_open, before=before,
+                                                    limit=limit)
+        if not found and server is not None and before is None:
+            self._wiring.settings.server(server)
+        return found
 
     def messages(self, *, state: MessageState | None = None, incident: str | None = None, before: str | None = None,
                  limit: int = PAGE) -> tuple[Message, ...]:

@@ -57,7 +57,7 @@ class Timetable:
 
         A leg that is new begins now. One that has another cadence than before, or is in no policy any more, ends here
         first: what was due until now and not dealt with (``why``) is accounted for. One that comes back is asked about
-        the time between. Raises CatalogError.
+        the time between. One whose policy cannot be used stays as it is until that can. Raises CatalogError.
         """
         legs = {leg.key: leg for leg in all_legs(settings)}
         rows = self._catalog.schedules.all()
@@ -72,7 +72,7 @@ class Timetable:
                 actions += self._safely(key, now, partial(_changed, leg, row, rows, now, standing(leg)))
                 changes.append(replace(row, cadence=leg.rhythm, since=now, handled=max(now, row.handled)))
         for key, row in rows.items():
-            if key not in legs and row.cadence:
+            if key not in legs and row.cadence and not _rests(settings, key[0]):
                 actions += self._safely(key, now, partial(_ended, row, rows, now, why))
                 changes.append(replace(row, cadence="", handled=max(now, row.handled)))
                 events.append(_told_end(row, settings, now))
@@ -181,6 +181,11 @@ class Timetable:
                     message=f"the schedule {'/'.join(filter(None, key))} cannot be followed: {problem}",
                     hint="write it otherwise in the policy and reload; the service's log says more"))
             return ()
+
+
+def _rests(settings: Settings, server: str) -> bool:
+    """Does nobody know what is scheduled for it, since its policy cannot be used?"""
+    return server in settings.servers and not settings.server(server).usable
 
 
 def _changed(leg: Leg, row: Schedule, rows: dict[Key, Schedule], now: datetime, standing: Standing,

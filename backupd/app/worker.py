@@ -92,6 +92,11 @@ class Worker:
         """How many jobs have a process that has not ended yet, or are about to get one."""
         return len(self._running) + self._starting
 
+    @property
+    def well_at(self) -> float:
+        """The monotonic time of its last look that went well."""
+        return self._guarded.well_at
+
     def wake(self) -> None:
         """Look at the queue now."""
         self._awake.set()

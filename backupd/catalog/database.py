@@ -59,12 +59,16 @@ class Database:
     ``name`` is how messages call it: a path, or a URL without its password.
     """
 
-    def __init__(self, address: str) -> None:
-        """Opens nothing yet, but for SQLite makes the folder (0700) and the file (0600) where they are missing."""
+    def __init__(self, address: str, *, make: bool = True) -> None:
+        """Opens nothing yet, but for SQLite makes the folder (0700) and the file (0600) where they are missing.
+
+        Without ``make``, and once it is open, a file that is missing is an error: it was moved away, and an empty one
+        in its place would hide that.
+        """
         self.url = catalog_url(address)
         self.sqlite = self.url.drivername == "sqlite"
         self.name = str(self.url.database) if self.sqlite else self.url.render_as_string(hide_password=True)
-        if self.sqlite:
+        if self.sqlite and make:
             _make_file(Path(self.name))
         try:
             self.engine = self._sqlite_engine() if self.sqlite else self._postgresql_engine()
@@ -74,7 +78,9 @@ class Database:
         self._reading = self.engine.execution_options(backupd_reading=True)
 
     def _sqlite_engine(self) -> Engine:
-        engine = create_engine(self.url, connect_args={"timeout": BUSY_SECONDS}, hide_parameters=True)
+        address = f"{Path(self.name).absolute().as_uri()}?mode=rw"  # rw: SQLite never makes the file itself
+        engine = create_engine(self.url, hide_parameters=True, creator=lambda: sqlite3.connect(
+            address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False))
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -144,6 +150,8 @@ class Database:
             if code == sqlite3.SQLITE_IOERR and _is_full(Path(self.name)):
                 code = sqlite3.SQLITE_FULL
             message, hint = _SQLITE.get(code, ("failed", ""))
+            if code == sqlite3.SQLITE_CANTOPEN and _is_gone(Path(self.name)):
+                message, hint = "is gone", _GONE
             return CatalogError(f"the catalog {self.name} {message}", detail=detail, hint=hint)
         if isinstance(error, OperationalError) or error.connection_invalidated:
             return CatalogError(f"the catalog {self.name} cannot be reached", detail=detail,
@@ -152,6 +160,8 @@ class Database:
         return CatalogError(f"the catalog {self.name} refused a statement", detail=detail)
 
 
+_GONE = ("stop the service, bring the file back with its -wal and -shm (or mount its file system), and start it again; "
+         "where it is lost, `backupd catalog rebuild --from DESTINATION` makes a fresh one of what lies there")
 _ACCESS = ("this user needs read and write access to the file and to its folder, "
            "where SQLite keeps -wal and -shm files beside it")
 
@@ -184,6 +194,17 @@ def _is_full(path: Path) -> bool:
         return False
     free = found.f_bfree if os.geteuid() == 0 else found.f_bavail
     return free * found.f_frsize < _ROOM or (found.f_files > 0 and found.f_ffree == 0)
+
+
+def _is_gone(path: Path) -> bool:
+    """Was it moved away? Not where that cannot be asked."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _make_file(path: Path) -> None:

@@ -3,7 +3,7 @@ glance."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -62,6 +62,15 @@ class LastJob:
     message: str
     hint: str
     succeeded_at: datetime | None
+
+
+def is_in_trouble(job: LastJob, others: Iterable[LastJob]) -> bool:
+    """Did it end badly, with nothing since that makes up for it? What a person asked for is made up for by any later
+    success of its server and kind; a schedule by its own."""
+    if job.state not in BAD_ENDS or job.leg or job.finished_at is None:
+        return job.state in BAD_ENDS
+    return not any(one.succeeded_at is not None and one.succeeded_at > job.finished_at for one in others
+                   if (one.server, one.kind) == (job.server, job.kind))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.event import Severity
 from backupd.model.incident import Incident, Message
 
-_NOT_WRITTEN_AGAIN = frozenset({"id", "opened_at", "acknowledged_by", "acknowledged_at"})
+_NOT_WRITTEN_AGAIN = frozenset({"id", "acknowledged_by", "acknowledged_at"})
 """Somebody else writes the last two, at any time."""
 
 
@@ -36,6 +36,14 @@ class IncidentRows:
         with self._database.read() as connection:
             return tuple(_incident(row) for row in connection.execute(
                 select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.id)).mappings())
+
+    def recent(self, moment: datetime) -> tuple[Incident, ...]:
+        """Those that are not over, those of which nobody was told yet that they are, and those that ended after
+        ``moment``; the oldest first."""
+        query = select(incidents).where(incidents.c.closed_at.is_(None) | incidents.c.next_reminder.is_not(None)
+                                        | (incidents.c.closed_at > moment))
+        with self._database.read() as connection:
+            return tuple(_incident(row) for row in connection.execute(query.order_by(incidents.c.id)).mappings())
 
     def list(self, servers: Collection[str] | None = None, *, is_open: bool | None = None, before: str | None = None,
              limit: int | None = None) -> tuple[Incident, ...]:

@@ -75,10 +75,12 @@ class Messages:
                 next_try=message.next_try, sent_at=message.sent_at, error=message.error))
 
     def hurry(self, now: datetime, channel: str) -> None:
-        """What waits for ``channel`` is tried at once: it works again."""
+        """What was tried in vain by ``channel`` is tried at once: it works again. What was never tried is due anyway,
+        or is just being sent by a command."""
         with self._database.write() as connection:
             connection.execute(update(messages).where(
-                messages.c.state == str(MessageState.QUEUED), messages.c.channel == channel).values(next_try=now))
+                messages.c.state == str(MessageState.QUEUED), messages.c.channel == channel,
+                messages.c.attempts > 0).values(next_try=now))
 
     def forget(self, before: datetime) -> None:
         """Remove those that are over and older than ``before``."""

@@ -16,6 +16,7 @@ from backupd.model.incident import Incident, Message, MessageState
 
 SHOWN = 40
 """Rows of a list unless more are asked for."""
+_MOST = 1_000_000
 _WIDTH = 70
 
 app = typer.Typer(
@@ -36,7 +37,7 @@ def list_(
     context: typer.Context,
     server: AnyServer = None,
     everything: Annotated[bool, typer.Option("--all", help="Those that are over, too.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="At most so many.")] = SHOWN,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -56,7 +57,7 @@ def list_(
 def messages(
     context: typer.Context,
     state: Annotated[MessageState | None, typer.Option("--state", help="Only those in this state.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = SHOWN,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="At most so many.")] = SHOWN,
     config: Config = None,
     as_json: Json = False,
 ) -> None:

@@ -32,8 +32,8 @@ class MessageKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Incident:
     """Something that is, or was, not as it should be. ``kind``: of the event that opened it; ``count``: how many such
-    events there were; ``reminders``: how many were sent; ``next_reminder``: None for none any more;
-    ``acknowledged_by``: who said that no reminder is needed."""
+    events there were; ``reminders``: how many were sent; ``next_reminder``: None for none any more; of one that is over
+    it is when that is told, unless it comes back before; ``acknowledged_by``: who said that no reminder is needed."""
 
     id: str
     kind: str
@@ -56,6 +56,11 @@ class Incident:
     @property
     def is_open(self) -> bool:
         return self.closed_at is None
+
+    @property
+    def settles(self) -> bool:
+        """Is it over, and was nobody told yet, because it came and went?"""
+        return self.closed_at is not None and self.next_reminder is not None
 
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "kind": self.kind, "server": self.server, "subject": self.subject,

@@ -23,9 +23,17 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(\b(?:USING|AS)\s+)(?:0x[0-9A-Fa-f]{16,}|'\$[^']*'|'[0-9A-Za-z+/=.]{32,}')",
                 re.IGNORECASE), rf"\1{_HIDDEN}"),
     (re.compile(rf"(\bPASSWORD\s*\(\s*){_QUOTED}", re.IGNORECASE), rf"\1{_HIDDEN}"),
-    (re.compile(rf"((?:password|passwd|passphrase|secret|token)\w{{0,64}}\s{{0,16}}=\s*)"
+    (re.compile(rf"((?:password|passwd|passphrase|secret|token|mysql_pwd|api_?key)\w{{0,64}}\s{{0,16}}=\s*)"
                 rf"(?:{_QUOTED}|(?!\[hidden\])[^\s,;'\"]+)", re.IGNORECASE), rf"\1{_HIDDEN}"),
     (re.compile(r"(://[^/@:\s]*:)[^/@\s]+@"), rf"\1{_HIDDEN}@"),
+    # What scripts print of the programs that they call: headers, accounts as curl takes them, answers as JSON.
+    (re.compile(r"(\b(?:authorization|x-[\w-]{0,40}?(?:token|key|secret)|(?:private|api)-(?:token|key))\b['\"]?\s{0,4}[:=]"
+                r"\s{0,4}['\"]?)[^\s'\";,]+(?:[ \t]{1,4}[^\s'\";,]+)?", re.IGNORECASE), rf"\1{_HIDDEN}"),
+    (re.compile(r"(\bbearer\s{1,4})[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1{_HIDDEN}"),
+    (re.compile(r"((?:^|(?<=[\s'\"]))(?:-u|--user|--proxy-user)[\s=]{0,4}(['\"])?[^\s:'\"]{1,100}:)(?(2)[^'\"]+|[^\s'\"]+)"),
+     rf"\1{_HIDDEN}"),
+    (re.compile(rf"""(["'][\w-]{{0,40}}?(?:password|passwd|passphrase|secret|token|api_?key)\w{{0,40}}["']\s{{0,4}}:\s{{0,4}})"""
+                rf"{_QUOTED}", re.IGNORECASE), rf"\1{_HIDDEN}"),
     # " len 16384; hex 0f...; asc ...;" is one line of InnoDB's page dump.
     (re.compile(r"(\blen \d+; hex ).*", re.IGNORECASE | re.DOTALL), r"\1[page content hidden]"),
     (re.compile(r"^(\s*(?:InnoDB: )?)(?:[0-9A-Fa-f]{2}[ ]?){24,}.*$", re.DOTALL), r"\1[page content hidden]"),
@@ -42,7 +50,11 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 _MAYBE = re.compile(
     r"\*[0-9A-Fa-f]{40}|IDENTIFIED|USING|\bAS\b|passw|passphrase|secret|token|://|hex |"
-    r"[0-9A-Fa-f]{2}(?: ?[0-9A-Fa-f]{2}){23}|query|VALUE|UPDATE|\$A\$", re.IGNORECASE)
+    r"[0-9A-Fa-f]{2}(?: ?[0-9A-Fa-f]{2}){23}|query|VALUE|UPDATE|\$A\$|_pwd|api_?key|authorization|[-](?:token|key)|"
+    r"\bx-|bearer|(?:^|[\s'\"])(?:-u|-p\S|--user|--proxy-user)", re.IGNORECASE)
+_CLIENT = re.compile(r"\b(?:mysql|mariadb|mydumper|myloader|xtrabackup|innobackupex|pt-)", re.IGNORECASE)
+_CLIENTS_PASSWORD = re.compile(rf"((?:^|(?<=[\s'\"]))-p)(?:{_QUOTED}|[^\s'\"]+)")
+"""Where such a program is called. What the same letter is for another one is hidden with it."""
 
 
 _STATEMENT_HIDDEN = "[statement hidden]"
@@ -74,4 +86,4 @@ def redact(line: str) -> str:
         return line
     for pattern, replacement in _RULES:
         line = pattern.sub(replacement, line)
-    return line
+    return _CLIENTS_PASSWORD.sub(rf"\1{_HIDDEN}", line) if _CLIENT.search(line) else line

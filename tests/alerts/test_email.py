@@ -8,15 +8,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from email.parser import Parser
+from email.policy import default
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from backupd.alerts import email as mail
-from backupd.alerts.delivery import Delivered, DeliveryError, pause_after
+from backupd.alerts.delivery import TRIES, Delivered, DeliveryError, is_over, pause_after
 from backupd.alerts.email import Envelope, as_mail, send
+from backupd.alerts.heartbeat import ping
 from backupd.alerts.letter import Letter
 from policies.alerts import Email
 from tests.support.mailserver import MailBox, certificate, free_port, mail_server
@@ -97,7 +101,8 @@ def test_those_who_are_refused_for_now_are_tried_again_alone() -> None:
     with mail_server(MailBox(answers={NIGHT: "450 grey"})) as box:
         assert post(settings(box.url)) == Delivered((NIGHT,), f"{NIGHT}: 450 grey")
     with mail_server(MailBox(answers={NIGHT: "550 nobody token=s3cret"})) as box:
-        assert post(settings(box.url)) == Delivered((), f"{NIGHT}: 550 nobody token=[hidden]")
+        assert post(settings(box.url)) == Delivered((), f"{NIGHT}: 550 nobody token=[hidden]",
+                                                    ((NIGHT, "550 nobody token=[hidden]"),))
     assert box.recipients == [(DBA,)]
 
 
@@ -137,6 +142,67 @@ def test_encryption_is_taken_where_it_is_offered_and_no_password_goes_where_it_i
         with pytest.raises(DeliveryError, match="no STARTTLS"):
             post(settings(box.url, starttls="required"))
         assert box.mails == []
+
+
+def test_an_account_that_cannot_be_said_is_told_and_holds_nothing_up(tmp_path: Path) -> None:
+    word = tmp_path / "word"
+    word.write_text("gehäim\n")
+    pem = certificate(tmp_path)
+    with mail_server(tls=pem, login=("ops", "x")) as box, pytest.raises(DeliveryError, match="cannot be said") as told:
+        post(settings(box.url, user="ops", password_file=str(word), ca_file=str(pem)))
+    assert "häim" not in str(told.value)
+
+
+@pytest.mark.parametrize("address", [
+    "dba@example.com", "dba@localhost", "a+b.c@x-y.example", "o'neil@x.y", "dbä@exämple.com", "ops@[192.0.2.1]",
+    "ops@[IPv6:2001:db8::1]", "x" * 64 + "@" + "y" * 63 + ".example.com", "=@x.y", "a!#$%&*/?^_`{|}~@x.y"])
+def test_an_address_that_the_configuration_takes_stands_in_the_header_as_it_is(address: str) -> None:
+    email = Email.model_validate({"smtp": "smtp://h", "from": address, "to": [address, DBA]})
+    came = Parser(policy=default).parsestr(as_mail(LETTER, email, Envelope("m1", NOW), "here"))
+    assert [one.addr_spec for one in came["To"].addresses] == [address, DBA]
+    assert came["From"].addresses[0].addr_spec == address
+
+
+@pytest.mark.parametrize("address", [
+    "dba@[bad", "boss@[", "a..b@x.y", ".a@x.y", "a.@x.y", "a@.x", "a@x..y", "a@x.y.", "a;b@x.y", "a:b@x.y", "a(x)@x.y",
+    '"a@x.y', 'a"b"@x.y', "a\\b@x.y", "a@@x.y", "a@b@c", "[x]@x.y", "a@x;y", "a@(x)", "a@x,b@y", "a\x00@x.y",
+    "\ud800@x.y", "a\u202e@x.y", "=?utf-8?q?x?=@x.y", "a b@x.y", "a@x.y\nBcc: b@x.y", "x" * 320 + "@x.y", "@x.y", "a@"])
+def test_an_address_that_no_header_can_hold_is_refused_and_were_it_not_the_mail_is_written_all_the_same(
+        address: str) -> None:
+    with pytest.raises(ValidationError, match="not a mail address"):
+        settings("smtp://h", to=[address])
+    email = settings("smtp://h").model_copy(update={"to": (address, DBA), "sender": address})
+    assert "Message-ID: <" in as_mail(LETTER, email, Envelope("m1", NOW, ("i1",), begins=True), "here")
+
+
+def test_a_mail_whose_headers_cannot_be_written_arrives_without_them_and_says_so() -> None:
+    with mail_server() as box:
+        email = settings(box.url).model_copy(update={"to": ("boss@[bad",)})
+        send(email, as_mail(LETTER, email, Envelope("m1", NOW), "here"), [DBA])
+    (came,) = box.mails
+    body = came.get_body(("plain",))
+    assert body is not None
+    assert came["Subject"] == LETTER.subject
+    assert "Grüße" in body.get_content()
+    assert "alerts.email" in body.get_content()
+
+
+def test_the_heartbeat_does_not_wait_for_a_watcher_that_drips_its_answer() -> None:
+    with silent(drip=b"H") as port, pytest.raises(DeliveryError, match="does not answer"):
+        began = time.monotonic()
+        ping(f"http://127.0.0.1:{port}/", timeout=2, longest=0.4)
+    assert time.monotonic() - began < 2
+    with silent(drip=b"HTTP/1.0 200 OK\r\n\r\n") as port:
+        ping(f"http://127.0.0.1:{port}/", timeout=2, longest=20)  # well, though its answer never ends
+
+
+def test_a_message_is_given_up_by_its_tries_as_well_as_its_age_since_clocks_lie() -> None:
+    days = timedelta(days=1)
+    assert not is_over(TRIES - 1, 700 * days)
+    assert not is_over(TRIES, 2 * days)
+    assert is_over(TRIES, 3 * days)
+    assert is_over(TRIES, -700 * days)
+    assert 2.5 * days < sum((pause_after(tries) for tries in range(1, TRIES)), timedelta()) < 3.5 * days
 
 
 def test_the_pauses_between_tries_grow_to_an_hour() -> None:

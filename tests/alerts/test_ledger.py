@@ -10,9 +10,10 @@ from itertools import count
 import pytest
 
 from backupd.alerts.grouping import grouped
-from backupd.alerts.ledger import Ledger, Turn
+from backupd.alerts.ledger import LONGEST_QUIET, Ledger, Turn
 from backupd.model.event import Event, Severity
 from backupd.model.incident import Incident, MessageKind
+from tests.support.dice import thrown
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -137,12 +138,11 @@ def test_what_is_told_again_while_it_lasts_is_over_when_it_is_not() -> None:
     assert said(book.pass_time(NOW + 3 * DAY)) == [("recovery", "incident-1")]
 
 
-def test_undeliverable_mail_is_an_incident_that_nobody_is_written_about() -> None:
+def test_a_channel_that_does_not_work_is_an_incident_as_any_other() -> None:
     book = ledger()
-    assert book.take(event("alerts-undeliverable", server="", subject="email")) == []
-    assert len(book.open) == 1
-    assert book.pass_time(NOW + 9 * DAY) == []
-    assert book.take(event("alerts-delivered", server="", subject="email", minutes=9, severity=Severity.INFO)) == []
+    assert said(book.take(event("alerts-undeliverable", server="", subject="email"))) == [("alert", "incident-1")]
+    assert said(book.take(event("alerts-delivered", server="", subject="email", minutes=9, severity=Severity.INFO))
+                ) == [("recovery", "incident-1")]
     assert not book.open
 
 
@@ -166,3 +166,90 @@ def test_very_many_letters_at_once_are_one(troubles: int, letters: int) -> None:
     book = ledger()
     turns = [turn for n in range(troubles) for turn in book.take(event(f"unknown-{n}", server=f"db{n}"))]
     assert len(grouped(turns, {"local"})) == letters
+
+
+@pytest.mark.parametrize(("kind", "subject"), [("hook-failed", "after"), ("rot-found", "local")])
+def test_a_job_that_failed_is_told_whatever_else_it_told_of_and_ends_by_itself(kind: str, subject: str) -> None:
+    book = ledger()
+    assert said(book.take(event(kind, subject=subject, job="j1"))) == [("alert", "incident-1")]
+    assert said(book.take(event("job-failed", minutes=1, job="j1"))) == [("alert", "incident-2")]
+    assert [one.message for one in book.open] == [f"{kind} at 0", "job-failed at 1"]
+    assert book.take(event("hook-recovered", subject="after", minutes=2, severity=Severity.INFO)) == [] or kind == (
+        "hook-failed")
+    assert book.open[-1].kind == "job-failed"
+
+
+def stream(book: Ledger, at: datetime, *, broken: bool) -> list[Turn]:
+    return book.take(Event(at, "stream-failed" if broken else "stream-recovered",
+                           Severity.ERROR if broken else Severity.INFO, "stream", server="db1", subject="stream"))
+
+
+def test_what_comes_and_goes_is_told_twice_then_it_is_one_incident_until_it_stays_well() -> None:
+    book = ledger()
+    told = [(minute, turn) for minute in range(0, 24 * 60, 2) for turn in
+            [*stream(book, NOW + timedelta(minutes=minute), broken=minute % 4 == 0),
+             *book.pass_time(NOW + timedelta(minutes=minute))]]
+    assert [(minute, str(turn.kind)) for minute, turn in told] == [
+        (0, "alert"), (2, "recovery"), (4, "alert"), (6, "recovery"), (8, "alert"), (8 + 240, "reminder")]
+    assert [turn.often for _minute, turn in told] == [0, 0, 0, 0, 2, 0]
+    assert not book.open
+    last = NOW + timedelta(minutes=24 * 60 - 2)
+    assert book.due() == last + timedelta(minutes=30)
+    assert book.pass_time(last + timedelta(minutes=29)) == []
+    assert book.pass_time(last + timedelta(minutes=30), muted=True) == []
+    (turn,) = book.pass_time(last + timedelta(minutes=30))
+    assert (turn.kind, turn.incident.closed_at, turn.incident.count) == (MessageKind.RECOVERY, last, 358)
+    assert book.pass_time(last + DAY) == []
+
+
+@pytest.mark.parametrize("reminders", [REMINDERS, ()])
+def test_people_know_of_whatever_is_broken_and_hear_of_few_ends_however_it_comes_and_goes(
+        reminders: tuple[timedelta, ...]) -> None:
+    dice = thrown("comings and goings")
+    for _round in range(8):
+        now, broken, since, kept = NOW, False, NOW, dict[str, Incident]()
+        heard = MessageKind.RECOVERY
+        ends: list[datetime] = []
+        scale = dice.choice((2, 20, 90, 600))
+        change = NOW
+        for _step in range(600):
+            book = Ledger(kept.values(), reminders)  # a new process each time
+            turns = []
+            if now >= change:
+                broken, since = not broken, now
+                turns += stream(book, now, broken=broken)
+                change = now + timedelta(minutes=dice.uniform(1, scale))
+            turns += book.pass_time(now)
+            kept |= {one.id: one for one in book.changed}
+            for turn in turns:
+                heard = turn.kind
+                ends += [now] if heard is MessageKind.RECOVERY else []
+            assert not broken or heard is not MessageKind.RECOVERY
+            assert broken or now - since < LONGEST_QUIET or heard is MessageKind.RECOVERY
+            assert sum(one.is_open for one in kept.values()) == broken
+            now += timedelta(minutes=dice.uniform(1, scale))
+        assert max(sum(end <= one < end + DAY for one in ends) for end in ends) <= 11
+
+
+def test_what_a_clock_wrote_that_was_ahead_is_set_right() -> None:
+    book = ledger()
+    for subject in ("a", "b"):
+        book.take(event("stream-failed", subject=subject, minutes=700 * 24 * 60))
+    for minute in range(5):
+        stream(book, NOW + timedelta(days=700, minutes=minute), broken=minute % 2 == 0)
+    stream(book, NOW + timedelta(days=700, minutes=9), broken=False)
+    book.set_right(NOW)
+    assert {(one.opened_at, one.last_at, one.next_reminder) for one in book.open} == {(NOW, NOW, NOW + 4 * HOUR)}
+    (later,) = [one for one in book.changed if one.settles]
+    assert (later.closed_at, later.next_reminder) == (NOW, NOW + HOUR / 2)
+    changed = book.changed
+    book.set_right(NOW + HOUR / 4)
+    assert book.changed == changed
+
+
+def test_what_nobody_looks_after_any_more_is_over_at_once_and_not_well() -> None:
+    book = ledger()
+    for minute in range(5):
+        stream(book, NOW + timedelta(minutes=minute), broken=minute % 2 == 0)
+    (turn,) = book.take(event("stream-failed-unwatched", subject="stream", minutes=6, severity=Severity.INFO))
+    assert (turn.kind, turn.well, book.open) == (MessageKind.RECOVERY, False, ())

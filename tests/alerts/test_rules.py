@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import backupd
-from backupd.alerts.rules import RULES, Act, rule_of, title_of
+from backupd.alerts.rules import RULES, Act, endings_of, rule_of, title_of
 from backupd.app.incidents import Pair
 from backupd.app.recoveries import BAD
 from backupd.model.event import Event, Severity
@@ -25,6 +25,7 @@ ELSEWHERE = {
     ("backupd.app.daemon", "kind"): "self._event",
     ("backupd.app.holds", "_WORDS[one.kind][0]"): "_WORDS",
     ("backupd.app.holds", "word"): "_WORDS",
+    ("backupd.app.newsdesk", "kind"): "",
     ("backupd.app.sweepnews", "pair.broken"): "",
     ("backupd.app.sweepnews", "pair.mended"): "",
     ("backupd.app.streamreport", "pair.broken"): "",
@@ -85,7 +86,15 @@ def test_every_kind_in_the_source_is_classified() -> None:
 
 def test_every_rule_is_of_a_kind_that_is_written() -> None:
     written = {kind for kind, _where in kinds()}
-    assert {kind for kind in RULES if kind not in written} == set()
+    assert {kind for kind, rule in RULES.items() if kind not in written and rule.well} == set()
+
+
+def test_what_nobody_looks_after_any_more_ends_whatever_a_pair_told_of() -> None:
+    for kind, rule in RULES.items():
+        if not rule.well:
+            broken = kind.removesuffix("-unwatched")
+            incident = Incident("i", broken, "db1", "", Severity.ERROR, "", "", "", NOW, NOW)
+            assert (rule.act, rule.topic, kind in endings_of(incident)) == (Act.CLOSES, RULES[broken].topic, True)
 
 
 def test_every_pair_is_one_incident_that_its_second_kind_closes() -> None:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from api import limits
 from api.auth import operations_of
 from backupd.app.logs import JsonFormatter
 from backupd.model.access import Role
@@ -102,6 +103,38 @@ def test_a_yaml_bomb_is_a_problem_and_no_more(house: Rig) -> None:
         assert answer.status_code in (200, 422)
         if answer.status_code == 200:
             assert answer.json()["valid"] is False
+
+
+def test_a_request_that_is_nested_too_deeply_says_so(house: Rig) -> None:
+    told = house.client(Role.ADMIN).post("/v1/holds", content=b"[" * 50000,
+                                         headers={"Content-Type": "application/json"}).json()
+    assert (told["status"], told["detail"], "/docs" in told["hint"]) == (400, "it is nested too deeply", True)
+
+
+@pytest.mark.parametrize("query", [{"since": "0001-01-01T00:00:00+14:00"}, {"until": "9999-12-31T23:59:59-14:00"}])
+def test_a_moment_outside_of_the_calendar_is_refused(house: Rig, query: dict[str, str]) -> None:
+    answer = house.client(Role.VIEWER).get("/v1/servers/db1/binlog/search", params=query)
+    assert (answer.status_code, "outside" in answer.text) == (422, True)
+    (name, moment), = query.items()
+    inside = house.client(Role.VIEWER).get("/v1/servers/db1/binlog/search", params={name: moment[:19] + "Z"})
+    assert inside.status_code == 404, "of this server nothing is archived"
+
+
+def test_a_text_that_keeps_a_processor_busy_is_cut_short_and_few_are_looked_at_at_a_time(house: Rig) -> None:
+    client = house.client(Role.VIEWER)
+
+    def validated(text: str) -> httpx.Response:
+        return client.post("/v1/policies/validate", content=text.encode(), headers={"Content-Type": "text/yaml"})
+
+    problems = validated("".join(f"k{number}: 1\n" for number in range(90_000))).json()["problems"]
+    assert ["64 KiB" in one["message"] for one in problems] == [True]
+    for text in ("".join(f"k{number}: 1\n" for number in range(5000)), "<<: 1\n" * 5000):
+        assert len(validated(text).json()["problems"]) < 250
+    with limits.CHECKS.one("this"), limits.CHECKS.one("that"):
+        refused = validated("a: 1\n")
+        assert (refused.status_code, "retry-after" in refused.headers) == (429, True)
+        assert client.get("/healthz").status_code == 200
+    assert validated("a: 1\n").status_code == 200
 
 
 def test_what_people_write_stays_one_line_of_the_log_and_of_the_audit(house: Rig) -> None:

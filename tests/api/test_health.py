@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from backupd.catalog.absences import Absence
+from api.site import WriteTrial
+from backupd.catalog.absences import Absence, Absences
 from backupd.model.access import Role
+from backupd.model.errors import CatalogError
 from tests.api.rig import Rig, rig
 from tests.app.house import Office
 
@@ -42,9 +46,22 @@ def test_a_catalog_that_does_not_answer_is_a_reason_and_the_process_still_lives(
         answer = here.client().get("/readyz")
         assert (answer.status_code, answer.json()["ready"]) == (503, False)
         assert any("catalog" in reason for reason in answer.json()["reasons"])
+        assert str(tmp_path) not in answer.text
         assert here.client().get("/healthz").status_code == 200
         catalog.rmdir()
         (tmp_path / "away.db").rename(catalog)
+
+
+def test_a_catalog_that_can_only_be_read_is_not_ready(tmp_path: Path) -> None:
+    with rig(tmp_path) as here:
+        with contextlib.closing(sqlite3.connect(tmp_path / "catalog.db")) as beside:
+            beside.execute("CREATE TRIGGER no BEFORE INSERT ON cursors BEGIN SELECT RAISE(ABORT, 'full'); END")
+            reasons = here.client().get("/readyz").json()["reasons"]
+            assert any("cannot be written" in reason for reason in reasons)
+            beside.execute("DROP TRIGGER no")
+        assert here.client().get("/readyz").json()["reasons"] == reasons, "it is not tried for each who asks"
+        here.app.state.site.trial = WriteTrial()
+        assert len(here.client().get("/readyz").json()["reasons"]) == len(reasons) - 1
 
 
 def test_a_server_that_a_backup_took_out_of_rotation_is_told_to_the_load_balancer(house: Rig) -> None:
@@ -58,6 +75,26 @@ def test_a_server_that_a_backup_took_out_of_rotation_is_told_to_the_load_balance
     assert client.get("/healthz/servers/db1").status_code == 200
     assert client.get("/healthz/servers/nobody").status_code == 404
     assert client.get("/healthz/servers/a%20b").status_code == 422
+
+
+def test_an_outage_of_the_catalog_takes_no_server_out_of_rotation_and_brings_none_back(
+        house: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_self: object, _server: str) -> None:
+        raise CatalogError("cannot reach postgresql://backupd@catalog/backupd")
+
+    for away in (False, True):
+        if away:
+            house.catalog.absences.begin(Absence("db1", "20261121T120000Z-00000001", house.wiring.clock()))
+            assert house.client().get("/healthz/servers/db1").status_code == 503
+        with monkeypatch.context() as out:
+            out.setattr(Absences, "of", fails)
+            answer = house.client().get("/healthz/servers/db1")
+            assert (answer.status_code, answer.json()["present"]) == ((503, False) if away else (200, True))
+            assert "postgresql" not in answer.text
+    unknown = house.client().get("/healthz/servers/nobody")
+    assert unknown.status_code == 404
+    assert "db1" not in unknown.text
+    assert str(house.settings.file) not in unknown.text
 
 
 def test_metrics_are_those_of_the_catalog(house: Rig) -> None:

@@ -12,6 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from api import events
+from backupd.app.auditing import command_line
+from backupd.app.tokens import create_token, log_in, log_out, revoke_token
+from backupd.model.access import Role
 from backupd.model.event import Event, Severity
 from backupd.model.job import JobState
 from tests.api.rig import Rig, rig
@@ -126,3 +130,23 @@ def test_streams_end_when_the_service_stops_and_its_thread_when_nobody_listens(f
         with pytest.raises(StopIteration):
             heard.piece()
     assert filled.client("viewer").get("/v1/events").status_code == 409
+
+
+def test_who_is_let_in_no_more_is_told_nothing_more_however_much_happens(
+        filled: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert events.stream.__kwdefaults__ is not None
+    monkeypatch.setitem(events.stream.__kwdefaults__, "again", 0.0)
+    token, secret = create_token(filled.wiring, command_line(), "gone", Role.VIEWER)
+    session, cookie, actor = log_in(filled.wiring, filled.secret(Role.VIEWER), "127.0.0.1")
+    for headers, leave in (({"Authorization": f"Bearer {secret}"},
+                            lambda: revoke_token(filled.wiring, command_line(), token.id)),
+                           ({"Cookie": f"backupd={cookie}"}, lambda: log_out(filled.wiring, session, actor))):
+        client = filled.client()
+        client.headers.update(headers)
+        with listening(client, server="db1") as heard:
+            happen(filled, "before")
+            assert heard.piece()[2]["kind"] == "before"
+            leave()
+            happen(filled, "after")
+            with pytest.raises(StopIteration):
+                heard.piece()

@@ -19,6 +19,7 @@ from api import limits
 from api.auth import anybody
 from api.headers import HEADERS
 from api.server import HEAD_BYTES, Http, tls_context
+from backupd.app.apiprobe import answers
 from backupd.model.access import Role
 from backupd.model.errors import (
     BackupdError,
@@ -248,6 +249,19 @@ def test_it_answers_to_its_own_names_only(impatient: Rig, host: str, status: int
     assert impatient.client().get("/healthz", headers={"Host": host}).status_code == status
 
 
+def test_one_address_cannot_take_all_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Http, "most_of_one", 5)
+    with rig(tmp_path) as running, contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(_connected(running)) for _ in range(5)]
+        for connection in slow:
+            connection.sendall(b"GET /")
+        with _connected(running) as another:
+            assert _until_closed(another).startswith(b"HTTP/1.1 503")
+        slow[0].sendall(b"healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert _until_closed(slow[0]).startswith(b"HTTP/1.1 200")
+        assert running.client().get("/healthz").status_code == 200
+
+
 # -- TLS
 
 
@@ -269,6 +283,9 @@ def test_with_tls_browsers_are_kept_to_it_and_old_versions_are_refused(tmp_path:
             answer = client.get("/healthz")
         assert (answer.status_code, "strict-transport-security" in answer.headers) == (200, True)
         assert running.app.state.site.secure
+        here = ("127.0.0.1", int(running.url.rpartition(":")[2]))
+        assert answers(here, tls=True, seconds=5)
+        assert not answers(here, tls=False, seconds=5), "that is no HTTP"
         old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):

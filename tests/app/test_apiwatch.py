@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from backupd.app import apiwatch
+from backupd.app.apiprobe import answers
 from backupd.app.apiwatch import ApiWatch, listen
 from backupd.app.settings import Settings
 from backupd.app.wiring import Wiring
@@ -90,12 +91,28 @@ def test_it_is_offered_outlives_its_process_and_changes_hands_without_losing_a_r
         # The socket is the service's: who connects meanwhile waits, and is answered by the next process.
         assert httpx.get(f"{url}/healthz", timeout=60).status_code == 200
         _until(lambda: watch.running() not in (None, second))
+        hung = watch.running()
+        assert hung is not None
+        for name, value in (("TICK", 0.05), ("ASKED_EVERY", 0.1), ("HEARING", 0.3), ("UNHEARD", 2)):
+            monkeypatch.setattr(apiwatch, name, value)
+        watch._state.current.ask = 0.0  # type: ignore[union-attr]  # it runs
+        os.kill(hung, signal.SIGSTOP)
+        _until(lambda: watch.running() not in (None, hung))
+        assert "did not answer" in next(one.message for one in _events(catalog) if one.kind == "api-failed")
         last = watch.running()
     assert not Path(f"/proc/{last}").exists()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/healthz")
     told = [event.kind for event in reversed(_events(catalog))]
     assert told[:3] == ["api-failed", "api-recovered", "api-failed"], "by the settings, then by the kill"
+
+
+def test_a_probe_hears_who_speaks_http_and_nobody_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = silent.getsockname()[:2]
+        assert not answers(address, tls=False, seconds=0.1)
+        assert not answers(address, tls=True, seconds=0.1)
+    assert not answers(address, tls=False, seconds=0.1)
 
 
 def test_a_port_that_another_program_has_is_told_once_and_tried_until_it_is_free(

@@ -133,7 +133,6 @@ def test_servers_that_somebody_may_not_see_are_not_there(wiring: Wiring, service
     assert bob.listings.servers() == ("db1",)
     assert [job.server for job in bob.listings.jobs().items] == [job.server for job in bob.jobs(None)] == ["db1"]
     assert [event.server for event in bob.listings.events().items] == ["db1"]
-    assert [event.server for event in bob.listings.events_since(0)] == ["db1"]
     assert [one.id for one in bob.listings.backups().items] == [one.id for one in bob.backups(None)] == [ours]
     assert [policy.name for policy in bob.listings.policies()] == ["gold"]
     assert bob.listings.policy("gold").servers == ("db1",)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from backupd.app.admission import may_start, obstacle
+from backupd.app.brokenpolicies import refuse_newly_broken
+from backupd.app.jobs import close
 from backupd.app.service import Service
 from backupd.app.settings import Settings, held_settings, load_settings
-from backupd.model.errors import ConfigurationError
+from backupd.app.wiring import Wiring
+from backupd.catalog.session import open_catalog
+from backupd.model.errors import BackupdError, ConfigurationError
 from backupd.model.hold import HoldKind
+from backupd.model.job import JobKind, JobState
 from backupd.model.progress import silent
 from tests.app.house import GOLD, Office
+from tests.catalog import samples
 from tests.policies.places import CONFIGURATION, POLICY, write
 
 BROKEN = GOLD + "oops: 1\n"
@@ -47,6 +55,33 @@ def test_a_broken_policy_in_use_keeps_only_its_servers_from_what_needs_it(
         service.foreground.verify("db1", None, silent)
         assert [finding.subject for finding in service.check(None)
                 if finding.severity == "error" and "policy" in finding.subject] == ["db2: policy"]
+
+
+def test_jobs_of_a_server_with_a_broken_policy_wait_until_it_is_whole_and_no_other_waits(tmp_path: Path) -> None:
+    office = Office(tmp_path, {"db1": "gold", "db2": "bad"}, {"gold": GOLD, "bad": GOLD})
+    whole = office.write()
+    (tmp_path / "policies" / "bad.yaml").write_text(BROKEN)
+    settings = load_settings(office.file, strict=False)
+    running, killed, other = (replace(samples.job(number, server=server), state=state, leg="physical.full")
+                              for number, server, state in ((1, "db2", JobState.RUNNING), (2, "db2", JobState.RUNNING),
+                                                            (3, "db1", JobState.QUEUED)))
+    allowed = may_start(settings, ())
+    assert allowed(other, [running])
+    assert not allowed(killed, [])
+    assert obstacle(settings, (), killed, []) == "policy bad of db2 cannot be used: mend it, then reload the service"
+    assert allowed(replace(killed, kind=str(JobKind.RESTORE), leg=""), [])
+    with open_catalog(settings.catalog) as catalog:
+        catalog.jobs.add(killed)
+        close(Wiring(settings, catalog), killed, JobState.ABANDONED, error=BackupdError("it is gone"))
+        (again,) = catalog.jobs.list(state=JobState.QUEUED)
+        assert (again.previous, again.attempt) == (killed.id, killed.attempt + 1)
+    folder = tmp_path / "held"
+    folder.mkdir()
+    held = held_settings(settings.hold(folder))
+    assert held.broken == settings.broken
+    with pytest.raises(ConfigurationError, match="1 problem"):
+        refuse_newly_broken(whole, held)
+    refuse_newly_broken(held, settings)
 
 
 def test_a_broken_configuration_is_told_with_the_problems_of_all_policies(tmp_path: Path) -> None:

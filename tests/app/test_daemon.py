@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -20,7 +21,13 @@ import pytest
 
 from backupd.app import daemon
 from backupd.app.logs import logging_to
+from backupd.app.notify import Notifier
+from backupd.app.onwatch import OnWatch
+from backupd.app.schedule import AlarmClock
 from backupd.app.settings import Settings, load_settings
+from backupd.app.signals import Waker, Wishes
+from backupd.app.wiring import Wiring
+from backupd.app.worker import Worker
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.job import JobState
 from tests.app.house import GOLD, Office
@@ -138,6 +145,81 @@ def test_a_broken_configuration_is_told_whole_and_the_old_one_stays(office: Offi
         assert not (office.base / "other.db").exists()
 
 
+def test_one_broken_policy_at_the_start_keeps_only_its_server_from_being_backed_up(office: Office) -> None:
+    office.write(servers={"db1": "gold", "db2": "silver"}, silver=GOLD)
+    silver = office.base / "policies" / "silver.yaml"
+    with serving(office) as service:
+        service.ready()
+    silver.write_text(GOLD + "oops: 1\n")
+    with serving(office) as service:
+        service.ready()
+        assert service.heard("STATUS=2 servers, 1 with a broken policy; next: 2")
+        (said,) = [line for line in service.said() if line["event"] == "policy-broken"]
+        assert "oops" in said["message"]
+        with looking(office) as catalog:
+            (told,) = catalog.events.list(kind="policy-broken")
+            assert (told.severity, told.server, told.subject) == ("error", "db2", "silver")
+            assert "oops" in told.detail
+            assert catalog.schedules.all()["db2", "physical.full"].cadence, "it goes on where it was"
+            assert not catalog.events.list(kind="schedule-ended")
+        office.file.write_text(office.file.read_text() + "timezone: Mars\n")
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(2)
+        assert "Mars" in service.said()[-1]["message"]
+        office.file.write_text(office.file.read_text().replace("Mars", "Europe/Berlin"))
+        service.process.send_signal(signal.SIGHUP)  # what was broken before keeps nothing else from being changed
+        service.ready(3)
+        silver.write_text(GOLD)
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(4)
+        with looking(office) as catalog:
+            assert len(catalog.events.list(kind="config-reloaded")) == 2
+            (mended,) = catalog.events.list(kind="policy-mended")
+            assert (mended.server, mended.subject) == ("db2", "silver")
+            assert len(catalog.events.list(kind="policy-broken")) == 1
+        silver.write_text(GOLD + "oops: 1\n")
+        service.process.send_signal(signal.SIGHUP)
+        service.ready(5)
+        assert "oops" in service.said()[-1]["message"], "what is whole is not given up for what is broken"
+        assert service.said()[-1]["event"] == "config-refused"
+
+
+def test_a_broken_configuration_file_keeps_it_from_starting(office: Office) -> None:
+    office.file.write_text(office.file.read_text() + "nonsense: 1\n")
+    with serving(office) as service:
+        assert service.ends() == 2
+        assert "nonsense" in service.log.read_text()
+
+
+def test_the_heart_beats_only_while_the_catalog_can_be_written_and_every_part_looks(office: Office) -> None:
+    settings = load_settings(office.file)
+    with looking(office) as catalog, Waker() as waker:
+        service = daemon.Daemon(Wiring(settings, catalog), daemon.Manner(), Notifier(), waker, Wishes(waker))
+        with OnWatch(service._wiring) as watch, Worker(service._wiring) as worker, AlarmClock(waker.wake) as alarm:
+            watch.begin()
+            worker.hold(True)
+            service._begin()
+
+            def look() -> float:
+                service._refreshed = service._written_at = 0.0
+                service._round(worker, (), alarm, watch)
+                return service._well()
+
+            well = look()
+            assert daemon.WRITTEN in catalog.cursors.all()
+            with sqlite3.connect(office.base / "catalog.db") as file:
+                file.execute("create trigger full before update on cursors begin select raise(abort, 'full'); end")
+            assert look() == well, "a look that only reads is none"
+            assert look() == well
+            with sqlite3.connect(office.base / "catalog.db") as file:
+                file.execute("drop trigger full")
+            assert look() > well
+            service._parts = (worker,)
+            until(lambda: service._well() > well, "the worker looks")
+        service._well_at = time.monotonic()
+        assert service._well() == worker.well_at, "its thread is gone"
+
+
 def test_a_due_time_passed_in_its_absence_becomes_one_job_which_is_run(office: Office) -> None:
     with looking(office) as catalog:
         with serving(office) as service:
@@ -220,13 +302,13 @@ def test_a_file_that_brings_about_what_nobody_foresaw_is_refused_and_the_service
         office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     read = 0
 
-    def load(path: Path) -> Settings:
+    def load(path: Path, *, strict: bool) -> Settings:
         nonlocal read
         read += 1
         os.kill(os.getpid(), signal.SIGHUP if read == 1 else signal.SIGTERM)  # handled from the very beginning
         if read == 2:
             raise ValueError("year 10240 is out of range")
-        return load_settings(path)
+        return load_settings(path, strict=strict)
 
     monkeypatch.setattr(daemon, "load_settings", load)
     monkeypatch.setenv("BACKUPD_RUNTIME", str(office.base / "run"))

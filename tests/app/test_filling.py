@@ -28,11 +28,12 @@ DAY = timedelta(days=1)
 
 class Shelf(MemoryDestination):
     free: int | None = 0
+    total = 50 * GB
 
     def space(self) -> Space | None:
         if self.free is None:
             raise DestinationError("destination local does not answer")
-        return Space(10**15, self.free)
+        return Space(self.total, self.free)
 
 
 class House:
@@ -106,6 +107,18 @@ def test_room_again_is_told_once_and_the_next_time_begins_anew(house: House) -> 
     assert house.look(0.4, 49 * GB)
     assert house.look(1.3, 49 * GB) == []
     assert house.look(1.4, 49 * GB)
+
+
+def test_a_place_that_something_else_fills_is_told_without_any_growth(house: House) -> None:
+    for record in house.wiring.catalog.backups.list()[1:]:
+        house.wiring.catalog.backups.remove(record.id)
+    house.shelf.total = 1000 * GB
+    assert house.look(0, 100 * GB) == []
+    (event,) = house.look(0.1, 30 * GB)
+    assert (event.kind, event.severity) == (FILLING.broken, Severity.ERROR)
+    assert event.message == "destination local is nearly full: 27.9 GiB of 931.3 GiB are free"
+    assert house.look(0.2, 60 * GB) == [], "hardly room again"
+    assert [event.kind for event in house.look(0.3, 100 * GB)] == [FILLING.mended]
 
 
 def test_a_place_that_does_not_answer_is_no_full_one(house: House, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from backupd.app.measuring import measure
+from backupd.app.overview import overview
 from backupd.app.wiring import Wiring, owner
 from backupd.catalog.session import open_catalog
 from backupd.metrics import METRICS, exposition
@@ -84,6 +85,18 @@ def test_a_server_that_has_done_something_has_all_its_figures(wiring: Wiring) ->
     assert told(wiring)["backupd_service_on_watch",] == 1
     wiring.catalog.watch.leave()
     assert told(wiring)["backupd_service_on_watch",] == 0
+
+
+def test_a_failure_of_what_somebody_asked_for_is_over_when_a_later_one_of_its_kind_succeeds(wiring: Wiring) -> None:
+    for number, leg, state, ago in ((1, "", JobState.FAILED, 3), (2, "physical.full", JobState.FAILED, 2),
+                                    (3, "physical.full", JobState.SUCCEEDED, 1)):
+        job = replace(samples.job(number, server="db1"), leg=leg)
+        wiring.catalog.jobs.add(job)
+        assert (told(wiring).get(("backupd_job_last_failed", "db1", "physical-full", "")) == 1) is (number > 1)
+        wiring.catalog.jobs.finish(job.id, state, NOW - ago * HOUR, token=1)
+    assert told(wiring)["backupd_job_last_failed", "db1", "physical-full", ""] == 0
+    (found,) = overview(wiring, NOW, ["db1"])
+    assert not any("the last physical-full" in reason.text for reason in found.reasons)
 
 
 def test_what_belongs_to_no_server_is_told_to_who_sees_everything(wiring: Wiring) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import event
 from backupd.app import standing
 from backupd.app.overview import ServerOverview, Status, overview
 from backupd.app.placeview import Glimpse, PlaceView, places
+from backupd.app.reachwatch import ReachWatch
 from backupd.app.timeline import timeline
 from backupd.app.wiring import Wiring, owner
 from backupd.catalog.absences import Absence
@@ -391,7 +392,7 @@ def test_who_sees_some_servers_only_is_shown_no_others_and_costs_the_rest_nothin
 def _settled(desk: Desk) -> PlaceView:
     """What is known once the background has looked."""
     deadline = time.monotonic() + 20
-    while (found := places(desk.wiring, desk.clock.now)[0]).reachable is None:
+    while (found := places(desk.wiring, desk.clock.now)[0]).checked_at is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     return found
@@ -433,6 +434,38 @@ def test_a_destination_that_lost_its_marker_or_does_not_answer_is_bad(desk: Desk
     assert (glimpse.reachable, glimpse.trouble) == (False, "destination local does not answer")
 
 
+def test_a_place_that_is_not_mounted_any_more_is_told_and_when_it_is_there_again(desk: Desk) -> None:
+    desk.backup()
+    watch = ReachWatch()
+    _settled(desk)
+
+    def look(minute: int) -> list[str]:
+        at = NOW + minute * MINUTE
+        deadline = time.monotonic() + 20
+        while places(desk.wiring, at)[0].checked_at != at:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        watch.step(desk.wiring, at)
+        return [event.kind for event in desk.catalog.events.list()]
+
+    assert [look(minute) for minute in (2, 4)] == [[], []]
+    assert look(6) == ["destination-unreachable"]
+    (told,) = desk.catalog.events.list()
+    assert told.message == ("destination local should hold 1 backups, but it is empty or not a repository")
+    assert "mounted" in told.hint
+    desk.wiring.destination("local").initialise(NOW)
+    assert look(8) == ["destination-reachable", "destination-unreachable"]
+
+
+def test_a_folder_whose_parent_is_not_there_does_not_count_as_reachable(desk: Desk) -> None:
+    config = desk.wiring.settings.configuration
+    local = config.destinations["local"].model_copy(update={"path": desk.office.base / "gone" / "repository"})
+    changed = config.model_copy(update={"destinations": {"local": local}})
+    glimpse = Glimpse("local")
+    glimpse.step(replace(desk.wiring, settings=replace(desk.wiring.settings, configuration=changed)), NOW)
+    assert (glimpse.reachable, glimpse.trouble) == (False, f"there is no folder {desk.office.base / 'gone'}")
+
+
 def test_nobody_waits_for_a_destination_that_hangs(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
@@ -445,6 +478,16 @@ def test_nobody_waits_for_a_destination_that_hangs(desk: Desk, monkeypatch: pyte
     found = places(desk.wiring, NOW)[0]
     assert (found.reachable, found.status, found.reasons) == (None, Status.GOOD, ())
     assert time.monotonic() - begun < 20
+    watch = ReachWatch()
+    watch.step(desk.wiring, NOW + 2 * MINUTE)
+    assert not desk.catalog.events.list(kind="destination-unreachable"), "it may be slow"
+    found = places(desk.wiring, NOW + 4 * MINUTE)[0]
+    assert (found.reachable, found.status, found.checked_at) == (False, Status.BAD, None)
+    assert "nothing has been heard of it for 4m" in found.reasons[0].text
+    for _ in range(2):
+        watch.step(desk.wiring, NOW + 4 * MINUTE)
+    (told,) = desk.catalog.events.list(kind="destination-unreachable")
+    assert "nothing has been heard of it for 4m" in told.message
     go_on.set()
     assert _settled(desk).initialised is False
 

@@ -335,3 +335,17 @@ def test_a_restarted_postgresql_is_met_without_an_error(postgresql: PostgreSQL) 
         postgresql.start()
         catalog.backups.add(samples.backup(2))
         assert len(catalog.backups.list()) == 2
+
+
+def test_a_catalog_that_was_moved_away_is_missed_and_no_empty_one_takes_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "catalog #1 (old).db"
+    for opened in (open_catalog, upgrade):
+        with pytest.raises(CatalogError, match="is gone") as told:
+            opened(f"sqlite:///{path}", make=False)
+        assert "catalog rebuild" in told.value.hint
+    with open_catalog(f"sqlite:///{path}") as catalog:
+        assert path.exists()
+    path.rename(tmp_path / "kept.db")
+    with pytest.raises(CatalogError, match="is gone"):
+        catalog.holds.all()  # the next connection of one that was opened before
+    assert not path.exists()

@@ -82,6 +82,13 @@ def test_every_file_that_it_names_is_there() -> None:
     assert set(re.findall(r"\]\((?:operations\.md)?#([^)]+)\)", GUIDE)) <= anchors
 
 
+def test_every_folder_that_the_unit_may_write_to_is_made() -> None:
+    unit = (ROOT / "deploy" / "backupd.service").read_text()
+    (folders,) = re.findall(r"^ReadWritePaths=(.*)$", unit, re.MULTILINE)
+    made = {word for line in GUIDE.splitlines() if line.startswith("install -d") for word in line.split()}
+    assert {folder.removeprefix("-") for folder in folders.split()} <= made
+
+
 def test_the_image_holds_what_setup_would_install() -> None:
     image = (ROOT / "Dockerfile").read_text()
     (needs,) = re.findall(r'^needs="([^"]*)"$', (ROOT / "scripts" / "setup").read_text(), re.MULTILINE)[:1]

@@ -29,10 +29,13 @@ HEALTHY = {
     f'backupd_backup_last_success_timestamp_seconds{_S},kind="physical-full",set=""}}': "0+3600",
     f'backupd_job_last_failed{_S},kind="verify",leg="verify"}}': "0",
     f'backupd_job_running_seconds{_S},kind="physical-full"}}': "60",
-    f"backupd_server_paused{_S}}}": "0", f"backupd_server_absent{_S}}}": "0", f"backupd_server_gaps{_S}}}": "1",
+    f"backupd_server_paused{_S}}}": "0", f"backupd_server_absent{_S}}}": "0", f"backupd_server_status{_S}}}": "0",
+    f"backupd_server_gap_noticed_timestamp_seconds{_S}}}": "-99",
+    f'backupd_backup_last_duration_seconds{_S},kind="physical-full",set=""}}': "60",
     f"backupd_proof_last_good{_S}}}": "1", f"backupd_proof_age_seconds{_S}}}": "86400",
     f"backupd_stream_up{_S}}}": "1", f"backupd_stream_spool_bytes{_S}}}": "10",
     f"backupd_stream_spool_limit_bytes{_S}}}": "1000",
+    f"backupd_destination_checked_timestamp_seconds{_D}}}": "0+3600",
     f"backupd_destination_reachable{_D}}}": "1", f"backupd_destination_free_bytes{_D}}}": "50",
     f"backupd_destination_size_bytes{_D}}}": "100", f"backupd_destination_full_timestamp_seconds{_D}}}": "9999999",
     f"backupd_destination_behind_seconds{_D}}}": "60", f"backupd_message_oldest_queued_seconds{_I}}}": "0",
@@ -55,13 +58,22 @@ SICK: dict[str, dict[str, str]] = {
     "BackupProofTooOld": {"backupd_proof_age_seconds": "3024001"},
     "BinlogStreamDown": {"backupd_stream_up": "0"},
     "BinlogSpoolFills": {"backupd_stream_spool_bytes": "801"},
-    "BinlogGap": {"backupd_server_gaps": "1+1"},
+    "BinlogGap": {"backupd_server_gap_noticed_timestamp_seconds": "0+3600"},
+    "BackupServerBad": {"backupd_server_status": "2"},
+    "BackupNeverProved": {"backupd_proof_age_seconds": ""},
     "BackupDestinationUnreachable": {"backupd_destination_reachable": "0"},
     "BackupDestinationFills": {"backupd_destination_free_bytes": "4"},
     "BackupDestinationBehind": {"backupd_destination_behind_seconds": "86401"},
     "BackupMailStuck": {"backupd_message_oldest_queued_seconds": "3601"},
 }
 """What differs in an installation of which that alert tells, and no other."""
+
+AS_WELL: dict[str, tuple[str, dict[str, str]]] = {
+    "no look at a place ends": ("BackupDestinationUnreachable", {"backupd_destination_checked_timestamp_seconds": "0"}),
+    "a gap from the beginning": ("BinlogGap", {"backupd_server_gap_noticed_timestamp_seconds": "345600",
+                                               "backupd_server_gaps": "1"}),
+}
+"""Other installations of which an alert tells."""
 
 
 def rules() -> list[dict[str, Any]]:
@@ -74,6 +86,8 @@ def _series(installation: str, changes: dict[str, str]) -> list[dict[str, str]]:
     found = []
     for key, value in HEALTHY.items():
         first, _plus, step = changes.get(key.partition("{")[0], value).partition("+")
+        if not first:
+            continue  # it has no such series
         found.append({"series": key.replace('"h:1"', f'"{installation}"'),
                       "values": f"{first}+{step or 0}x{HOURS}"})
     return found
@@ -85,7 +99,10 @@ def test_each_alert_fires_when_it_should_and_no_other_does(tmp_path: Path) -> No
     series = _series("healthy", {})
     for name, changes in SICK.items():
         series += _series(name, changes)
-    expected = [{"labels": f'{{alertname="{name}", instance="{name}"}}', "value": 1} for name in sorted(SICK)]
+    for name, (_alert, changes) in AS_WELL.items():
+        series += _series(name, changes)
+    told = {name: name for name in SICK} | {name: alert for name, (alert, _changes) in AS_WELL.items()}
+    expected = [{"labels": f'{{alertname="{alert}", instance="{name}"}}', "value": 1} for name, alert in told.items()]
     test = {"interval": "1h", "input_series": series, "promql_expr_test": [{
         "expr": 'count by (alertname, instance) (ALERTS{alertstate="firing"})', "eval_time": f"{HOURS}h",
         "exp_samples": expected}]}

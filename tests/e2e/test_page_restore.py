@@ -19,6 +19,7 @@ from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
 from tests.e2e.service import ONCE_A_YEAR, serving
 from tests.support import sample
+from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import give_to_database, short_directory
@@ -103,6 +104,7 @@ def test_the_whole_server_as_it_was_right_before_the_statement_that_did_it(story
         assert checksum_everything(connection) == story.before
 
 
+@SOAK
 def test_one_table_beside_the_live_ones_once_the_servers_name_was_typed(story: Story) -> None:
     with visiting(story.browser, story.site.url, story.site.secret(Role.OPERATOR)) as page:
         find(page, "shop.order_lines", "delete")

@@ -71,6 +71,38 @@ def test_a_process_with_an_open_file_or_its_working_directory_inside_is_named(tm
     refuse_occupied(tmp_path)
 
 
+def test_processes_that_we_may_not_look_at_are_told(tmp_path: Path) -> None:
+    code = ("from restore.occupancy import find_occupants, not_looked_at; from pathlib import Path; import sys; "
+            "print(list(find_occupants(Path(sys.argv[1]))), *not_looked_at(Path(sys.argv[1])))")
+    unit = (Path(__file__).parents[2] / "deploy" / "backupd.service").read_text()
+    (powers,) = [line for line in unit.splitlines() if line.startswith("CapabilityBoundingSet=")]
+    kept = powers.partition("=")[2].split()
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c",
+              f"cd {tmp_path}; echo here; read line"]
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents:
+        folder.chmod(folder.stat().st_mode | 0o011)
+        if folder.parent == Path("/tmp"):
+            break
+    with subprocess.Popen(nobody, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+
+        def seen(powers: list[str]) -> str:
+            bounds = ",".join(["-all", *("+" + word.removeprefix("CAP_").lower() for word in powers)])
+            return subprocess.run(
+                ["setpriv", "--bounding-set", bounds, "--no-new-privs", sys.executable, "-c", code, str(tmp_path)],
+                check=True, text=True, capture_output=True,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}).stdout
+
+        assert "has its working directory here" in seen(kept)
+        assert "not known" not in seen(kept), "root sees all of them"
+        blind = seen([power for power in kept if power != "CAP_SYS_PTRACE"])
+        assert "working directory" not in blind
+        assert f"uses {tmp_path} is not known" in blind
+        process.communicate("go")
+
+
 def test_the_shell_that_started_us_may_stand_in_the_directory(tmp_path: Path) -> None:
     code = (
         "from restore.occupancy import find_occupants; from pathlib import Path; "

@@ -50,18 +50,29 @@ def test_a_token_opens_a_session_whose_cookie_no_script_and_no_other_site_can_us
     assert http.get("/login").headers["Location"] == "/"
 
 
-def test_a_wrong_token_is_told_and_too_many_of_them_have_to_wait(tmp_path: Path) -> None:
+def test_a_wrong_token_is_told_and_too_many_of_them_have_to_wait_but_no_right_one(tmp_path: Path) -> None:
     with rig(tmp_path) as own:
         http = stranger(own)
         wrong = [http.post("/login", data={"token": "backupd_wrong"}) for _ in range(FREE + 1)]
         assert {answer.status_code for answer in wrong} == {403}
         assert "this token is not known here" in wrong[0].text
         assert "backupd_wrong" not in wrong[0].text
-        waits = http.post("/login", data={"token": own.secret(Role.ADMIN)})
+        waits = http.post("/login", data={"token": "backupd_wrong"})
         assert waits.status_code == 429
         assert int(waits.headers["Retry-After"]) >= 1
         assert "too many wrong tokens" in waits.text
         assert "Set-Cookie" not in waits.headers
+        assert "Set-Cookie" in http.post("/login", data={"token": own.secret(Role.ADMIN)}).headers
+
+
+def test_behind_a_proxy_with_tls_the_cookie_is_of_tls_alone_and_metrics_need_a_token(tmp_path: Path) -> None:
+    with rig(tmp_path, extra="api: {url: 'https://backup.example.com'}\n") as own:
+        http = stranger(own)
+        entered = http.post("/login", data={"token": own.secret(Role.ADMIN)})
+        assert entered.headers["Set-Cookie"].startswith("__Host-backupd=")
+        assert "; Secure" in entered.headers["Set-Cookie"]
+        assert "max-age" in entered.headers["Strict-Transport-Security"]
+        assert http.get("/metrics", headers={"Accept": "text/plain"}).status_code == 401
 
 
 def test_another_site_cannot_log_anybody_in(site: Rig) -> None:
