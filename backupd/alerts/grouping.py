@@ -9,9 +9,10 @@ from functools import partial
 from backupd.alerts.ledger import Turn
 from backupd.alerts.rules import topic_of
 
-MANY = 3
-"""So many that have something in common go into one letter."""
-LETTERS = 10
+MANY = 5
+"""So many that have something in common go into one letter. Fewer are told each by itself: a backup that failed and a
+proof that never started are two things to do."""
+LETTERS = 5
 """With more letters than this at once, all go into one."""
 
 

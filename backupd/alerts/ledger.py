@@ -85,7 +85,7 @@ class Ledger:
             return turns + self._end_of_refusals(event)
         if rule.act is Act.SILENT or self._is_paused(event):
             return []
-        return self._more(event, rule)
+        return self._more(event)
 
     def pass_time(self, now: datetime, *, muted: bool = False) -> list[Turn]:
         """Reminders that are due, incidents of which nothing was heard for long enough, and, unless ``muted``, those
@@ -141,7 +141,7 @@ class Ledger:
 
     # -- one event
 
-    def _more(self, event: Event, rule: Rule) -> list[Turn]:
+    def _more(self, event: Event) -> list[Turn]:
         known = (next(iter(self._meant(event, topic_of(event.kind))), None) or self._same_job(event)
                  or self._come_back(event))
         if known is not None:
