@@ -300,9 +300,9 @@ class Protection(Section):
 
 
 class Hooks(Section):
-    """Programs that are run around each backup, to take the server out of a load balancer's rotation, for example. They
-    are started without a shell, with BACKUPD_SERVER, BACKUPD_JOB, BACKUPD_KIND and BACKUPD_MOMENT in their environment;
-    `/healthz/servers/NAME` answers 503 meanwhile."""
+    """Takes the server out of a load balancer's rotation around each backup: `/healthz/servers/NAME` answers 503, and
+    these programs are run, if there are any. They are started without a shell, with BACKUPD_SERVER, BACKUPD_JOB,
+    BACKUPD_KIND and BACKUPD_MOMENT in their environment. Written `hooks: {}`, load balancers are only answered."""
 
     before: LocalPath | None = Field(
         None, examples=["/usr/local/bin/drain"],
@@ -313,12 +313,6 @@ class Hooks(Section):
                     "When it fails it is run again until it succeeds.")
     timeout: Duration = Field("5m", validate_default=True, examples=["5m"],
                               description="How long each may take before it is ended.")
-
-    @model_validator(mode="after")
-    def _does_something(self) -> Hooks:
-        if self.before is None and self.after is None:
-            raise ValueError("runs nothing: give before or after, or both")
-        return self
 
 
 class Policy(Section):
@@ -355,7 +349,7 @@ class Policy(Section):
     timing: Timing = Field(default_factory=lambda: Timing.model_validate({}),
                            description="What holds for all schedules.")
     retry: Retry = Field(default_factory=lambda: Retry.model_validate({}), description="What happens after a failure.")
-    hooks: Hooks | None = Field(None, description="Programs that are run around each backup.")
+    hooks: Hooks | None = Field(None, description="What takes the server out of rotation around each backup.")
     limits: Limits = Field(default_factory=lambda: Limits.model_validate({}),
                            description="What backups may take from the server.")
     witness: Witness = Field(default_factory=lambda: Witness.model_validate({}),

@@ -110,6 +110,20 @@ def test_without_hooks_nothing_is_run_and_the_server_stays(post: Post) -> None:
         assert post.present() == (True, "")
 
 
+def test_without_programs_load_balancers_are_answered_that_it_is_away_also_after_a_kill(post: Post) -> None:
+    post.rewrite("hooks: {}\n")
+    with away(post.wiring, post.wiring.settings.server("db1"), post.run):
+        assert not post.present()[0]
+    assert post.present() == (True, "")
+    post.wiring.catalog.absences.begin(Absence("db1", post.job.id, post.wiring.clock(), ""))
+    post.die()
+    watch = AbsenceWatch()
+    watch.look(post.wiring)
+    watch.join(10)
+    assert post.present() == (True, "")
+    assert told(post.base) == []
+
+
 @pytest.mark.parametrize(("before", "timeout"), [("echo no room >&2; exit 3", "20s"), ("exec sleep 60", "1s")])
 def test_without_before_there_is_no_backup_and_after_is_run_nevertheless(post: Post, before: str, timeout: str) -> None:
     post.rewrite(hooks(post.base, before=before, timeout=timeout))
