@@ -68,9 +68,9 @@ def _whole(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
     policy = SMTP.clone(utf8=not all(address.isascii() for address in addresses))
     domain = email.sender.rpartition("@")[2]
     mail = EmailMessage(policy)
-    mail["From"] = _address(email.sender, f"backupd on {one_line(host, 60)}")
+    mail["From"] = _address(email.sender, _literal(f"backupd on {one_line(host, 60)}"))
     mail["To"] = [_address(address) for address in email.to]
-    mail["Subject"] = letter.subject_line
+    mail["Subject"] = _literal(letter.subject_line)
     mail["Date"] = format_datetime(envelope.sent_at)
     roots = [f"<{one}@{domain}>" for one in envelope.thread]
     own = roots[0] if envelope.begins and roots else f"<{envelope.message_id}@{domain}>"
@@ -84,6 +84,12 @@ def _whole(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
     mail.set_content(letter.as_text(), cte="quoted-printable")
     mail.add_alternative(letter.as_html(), subtype="html", cte="quoted-printable")
     return mail.as_bytes().decode("utf-8")
+
+
+def _literal(text: str) -> str:
+    """Without what the library would take for an encoded word (RFC 2047) and decode: some versions of it write a line
+    break that was hidden in one into the header."""
+    return text.replace("=?", "= ?")
 
 
 def _address(text: str, name: str = "") -> Address:
