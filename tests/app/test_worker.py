@@ -173,7 +173,7 @@ def _stop_at(site: Site, monkeypatch: pytest.MonkeyPatch, moment: str) -> tuple[
             return site.enqueue(JobKind.TEST_RESTORE), gate.waiting
         program = {"prepare": "mariadb-backup", "server": "mariadbd"}[moment.rsplit(maxsplit=1)[-1]]
         return site.enqueue(JobKind.TEST_RESTORE), lambda: freeze(program, str(site.house.base))
-    limit = {"the tool's first byte": 0, "the middle of the copy": COPYING, "the tool's last bytes": 60_000_000}[moment]
+    limit = {"the tool's first byte": 0, "the middle of the copy": COPYING, "the tool's last bytes": 45_000_000}[moment]
     return site.enqueue(), site.gate(monkeypatch, limit=limit).waiting
 
 

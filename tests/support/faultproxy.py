@@ -212,11 +212,15 @@ class FaultProxy:
 
     def _serve(self, client: socket.socket) -> None:
         server = socket.socket()
+        with self._lock:
+            self._open.add(server)  # it may wait for ever for the rest of a request that was cut off
         reset = False
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(cast(BinaryIO, client.makefile("rb")))
             try:
                 server.connect(self._target)
+                if self._ending.is_set():
+                    raise _Cut(reset=True)
                 for connection in (client, server):  # heads and bodies go apart: none waits for the other's receipt
                     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 answers = stack.enter_context(cast(BinaryIO, server.makefile("rb")))
@@ -233,7 +237,7 @@ class FaultProxy:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
         with self._lock:
-            self._open.discard(client)
+            self._open -= {client, server}
 
     def _exchange(self, head: _Head, client: socket.socket, source: BinaryIO, server: socket.socket,
                   answers: BinaryIO) -> bool:
