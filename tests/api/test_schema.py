@@ -25,7 +25,7 @@ from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
 
-SECONDS = size(10, 300)
+SECONDS = size(7, 300)
 """Of each of the two runs."""
 _KNOWN = {"restores": number("20261102T020000Z", 1), "jobs": number("20261101T020000Z", 3),
           "proofs": number("20261103T020000Z", 1), "alerts": number("20261104T020000Z", 0)}

@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.forked import POLICY_EXTRA, Source, diary, frozen
 from tests.e2e.house import House
+from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.replica import catch_up, replica_of
@@ -62,6 +63,7 @@ def test_after_a_restore_in_place_both_histories_are_there_though_their_gtids_ar
     assert old["id"] in source.is_refused(f"gtid:{shared.gtid}")
 
 
+@SOAK
 def test_after_a_reset_each_history_has_its_own_backups_and_between_them_nothing_is_made_up(source: Source) -> None:
     house = source.house
     house.backup()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.house import SERVER, House
-from tests.support.dice import size
+from tests.support.dice import SOAK, size
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.sample import checksum_everything, create_hostile_names, create_many_tables
@@ -40,6 +40,7 @@ def test_a_schema_named_like_a_file_of_the_tool_is_refused_by_check_and_backup(o
     assert own_house.backups() == []
 
 
+@SOAK
 @pytest.mark.campaign
 @pytest.mark.timeout(600)
 def test_more_tables_in_one_schema_than_a_process_may_open_files(short_tmp: Path, keys: Keys) -> None:

@@ -30,7 +30,7 @@ from tests.e2e.oracle import WITH_MARIADB, Mark, Oracle, oracle
 from tests.e2e.service import ONCE_A_YEAR, catalog_of, serving
 from tests.e2e.test_every_second import confirmed
 from tests.support import sample
-from tests.support.dice import rounds, thrown
+from tests.support.dice import SOAK, rounds, thrown
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
@@ -157,6 +157,7 @@ def story(keys: Keys) -> Iterator[Story]:
             yield Story(house, day, right, [one["id"] for one in taken], last)
 
 
+@SOAK
 def test_any_moment_of_a_day_is_what_a_replica_held_that_was_stopped_there(story: Story, short_tmp: Path) -> None:
     dice, day = thrown("whole day"), story.day
     times = [at for number, at in day.done.items() if number > story.first]
