@@ -29,6 +29,7 @@ def source(short_tmp: Path, keys: Keys) -> Iterator[Source]:
         yield found
 
 
+@SOAK
 def test_after_a_restore_in_place_both_histories_are_there_though_their_gtids_are_the_same(source: Source) -> None:
     house, server = source.house, source.server
     house.backup()

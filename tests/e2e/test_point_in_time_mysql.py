@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
 from tests.support import sample
+from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.load import Writers
 from tests.support.sample import checksum_everything
@@ -39,6 +40,7 @@ def write(server: Server, count: int, seed: int) -> None:
             time.sleep(0.01)
 
 
+@SOAK
 def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sources(
         short_tmp: Path, keys: Keys) -> None:
     with MYSQL_CLONE.make(options=GTIDS) as server:

@@ -20,6 +20,7 @@ from backupd.model.binlog import Branch
 from backupd.transfer import segments
 from tests.e2e.house import SERVER, House
 from tests.e2e.service import ONCE_A_YEAR, alive, catalog_of, descendants, serving, until
+from tests.support.dice import SOAK
 
 STREAMED = ONCE_A_YEAR + "binlog: {stream: true, checkpoint: 1s}\n"
 
@@ -128,6 +129,7 @@ def test_a_stream_survives_its_own_death_a_restart_of_the_server_and_the_death_o
     assert house.fsck() == []
 
 
+@SOAK
 def test_a_pause_ends_the_stream_and_a_reload_only_those_whose_settings_changed(house: House, catalog: Catalog) -> None:
     policy = house.base / "policies" / "gold.yaml"
     policy.write_text(STREAMED + "objectives: {rpo: 1h}\n")
