@@ -101,7 +101,7 @@ class Limits:
                 await self._app(scope, receiving, sending)
             except _GoneError:
                 return  # the server ends a connection whose answer is not whole
-            except Exception:
+            except Exception:  # what becomes of half a body is no news: why it is half is told below
                 if trouble is None or begun:
                     raise
         if trouble is not None and not begun:

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backupd.app.asking import Requests
+from backupd.app.auditing import command_line
 from backupd.app.deed import Deed, deed
 from backupd.app.listing import Listings
 from backupd.app.scope import require_all, scoped, see
 from backupd.app.settings import held_settings, load_settings
 from backupd.app.telling import Telling
 from backupd.app.upkeep import Upkeep
-from backupd.app.wiring import Wiring, user
+from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.model.access import Actor, Role, Via
+from backupd.model.access import Actor
 from backupd.model.backup import BackupDetail, BackupRecord
 from backupd.model.binlog import ChangeKind
 from backupd.model.challenge import Challenge
@@ -56,7 +57,7 @@ class Service:
 
     def __init__(self, wiring: Wiring, revision: str, actor: Actor | None = None) -> None:
         """``actor``: who asks; without one it is whoever calls this program."""
-        self.actor = actor or Actor(user(), Role.ADMIN, Via.CLI)
+        self.actor = actor or command_line()
         self._wiring = scoped(wiring, self.actor)
         self._revision = revision
 
