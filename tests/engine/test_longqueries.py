@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
@@ -26,7 +27,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @contextmanager
 def busy(server: Server, statement: str, seen: Callable[[], bool]) -> Iterator[None]:
-    """``statement`` runs meanwhile, from when ``seen`` says so; it is killed in the end."""
+    """``statement`` runs meanwhile, from when ``seen`` says so; at the end it is killed and gone from the server list,
+    which it leaves a moment after its client has lost the connection."""
     with closing(server.connect()) as connection:
         def run() -> None:
             try:
@@ -45,6 +47,8 @@ def busy(server: Server, statement: str, seen: Callable[[], bool]) -> Iterator[N
         finally:
             server.execute(f"KILL {number}")
             thread.join()
+            while number in {row[0] for row in server.query("SHOW PROCESSLIST")}:
+                time.sleep(0.02)
 
 
 @pytest.fixture
