@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -144,7 +145,9 @@ def _definition(reference_: Mapping[str, Any], definitions: Mapping[str, Any]) -
 
 def main(arguments: list[str]) -> int:
     """`python -m policies.reference [FILE]`: write the page, by default to docs/configuration.md; `-` prints it."""
-    target = arguments[0] if arguments else str(_PAGE)
+    parser = argparse.ArgumentParser(prog="python -m policies.reference", description="Write the page of all settings.")
+    parser.add_argument("file", nargs="?", default=str(_PAGE), help="default: docs/configuration.md; - prints it")
+    target = parser.parse_args(arguments).file
     if target == "-":
         sys.stdout.write(reference())
         return 0

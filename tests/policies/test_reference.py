@@ -23,6 +23,9 @@ def test_the_page_is_written_where_one_says(tmp_path: Path, capsys: pytest.Captu
     assert (tmp_path / "docs" / "page.md").read_text(encoding="utf-8") == reference()
     assert main(["-"]) == 0
     assert capsys.readouterr().out == reference()
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "docs/configuration.md" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [name for name in example_names() if name != "backupd"])
