@@ -50,11 +50,10 @@ def own_schemas(session: Session, journal: Journal, schemas: Sequence[str]) -> M
     if not _holds(session, first, TABLE):
         _make(session, first)
         journal.create(session)
-        journal.write(session, Entry(_mark(first), State.DONE, 0))
     known = journal.read(session)
-    for schema in dict.fromkeys(schemas):
+    for schema in dict.fromkeys((first, *schemas)):
         if _mark(schema) not in known:
-            _make(session, schema)
+            _make(session, schema, but=TABLE if schema == first else "")
             journal.write(session, Entry(_mark(schema), State.DONE, 0))
         else:
             session.execute(f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)} CHARACTER SET utf8mb4")
@@ -139,10 +138,12 @@ def _holds(session: Session, schema: str, table: str) -> bool:
                                "TABLE_NAME = %s", schema, table))
 
 
-def _make(session: Session, schema: str) -> None:
+def _make(session: Session, schema: str, *, but: str = "") -> None:
+    """``but``: a table that may be in it, which an attempt that was killed has just made."""
     session.execute(f"CREATE DATABASE IF NOT EXISTS {quote_name(schema)} CHARACTER SET utf8mb4")
     tables = [str(name) for (name,) in session.query(
-        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s ORDER BY TABLE_NAME LIMIT 5", schema)]
+        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME <> %s "
+        "ORDER BY TABLE_NAME LIMIT 5", schema, but)]
     if tables:
         raise RefusedError(f"the schema {schema} is not empty, and no restore has made it",
                            detail=f"it holds {', '.join(tables)}",

@@ -12,20 +12,16 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from backupd.app.apiprobe import Probe
-from backupd.app.guard import Guard
-from backupd.app.incidents import API, Incidents
+from backupd.app.incidents import API
 from backupd.app.logs import log_folder, say
-from backupd.app.offspring import HeldSettings, Offspring, open_log, start
-from backupd.app.scribe import Scribe
+from backupd.app.offspring import Offspring, open_log, start
+from backupd.app.processwatch import ProcessWatch
 from backupd.app.settings import Settings
 from backupd.app.wiring import Wiring
 from backupd.model.errors import BackupdError
@@ -125,27 +121,12 @@ class _State:
         return [one for one in (self.current, self.next, *self.retired) if one is not None]
 
 
-class ApiWatch:
-    """A thread that looks after it, from entering the block until leaving it, or ``stop``."""
+class ApiWatch(ProcessWatch):
+    """One process that answers, and for moments the one that takes its place."""
 
     def __init__(self, wiring: Wiring, *, grace: float = GRACE) -> None:
-        self._wiring, self._grace = wiring, grace
+        super().__init__("api", wiring, grace=grace)
         self._state = _State()
-        self._held = HeldSettings()
-        self._scribe = Scribe(wiring.settings.catalog)
-        self._incidents = Incidents(self._scribe.catalog)
-        self._awake, self._ending = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="api", daemon=True)
-        self._guarded = Guard("api-watch-trouble")
-
-    def __enter__(self) -> Self:
-        self._scribe.__enter__()
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.stop()
 
     def running(self) -> int | None:
         """The id of the process that answers."""
@@ -153,19 +134,9 @@ class ApiWatch:
         return current.process.child.pid if current is not None and current.answers is not None else None
 
     def reload(self, wiring: Wiring) -> None:
-        """Go by these settings: where they differ, another process takes over."""
-        self._wiring = wiring
-        self._held.changed()
+        """Where these settings differ, another process takes over."""
         self._state.next_start = 0.0  # what failed may be mended by them
-        self._awake.set()
-
-    def stop(self) -> None:
-        """End all processes; returns when none is left."""
-        self._ending.set()
-        self._awake.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
-            self._scribe.__exit__(None, None, None)
+        super().reload(wiring)
 
     def step(self) -> None:
         """One look. Raises CatalogError where an event could not be told."""
@@ -302,17 +273,14 @@ class ApiWatch:
 
     # -- the thread
 
-    def _loop(self) -> None:
-        while not self._ending.is_set():
-            self._guarded(self.step)
-            self._awake.wait(TICK if self._state.next is None else 0.05)
-            self._awake.clear()
-        self._guarded(partial(self._retire_all, time.monotonic()))
-        while self._state.retired:
-            self._look_at_retired(time.monotonic())
-            time.sleep(0.02)
-        self._held.changed()
-        self._held.let_go(())
+    def _pause(self) -> float:
+        return TICK if self._state.next is None else 0.05
+
+    def _wind_down(self) -> bool:
+        now = time.monotonic()
+        self._guarded(partial(self._retire_all, now))
+        self._look_at_retired(now)
+        return bool(self._state.retired)
 
 
 def listen(place: str) -> socket.socket:

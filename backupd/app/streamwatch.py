@@ -10,20 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from backupd.app.guard import Guard
-from backupd.app.incidents import STREAM, Incidents
+from backupd.app.incidents import STREAM
 from backupd.app.logs import log_folder, say
-from backupd.app.offspring import HeldSettings, Offspring, open_log, start
-from backupd.app.scribe import Scribe
+from backupd.app.offspring import Offspring, open_log, start
+from backupd.app.processwatch import ProcessWatch
 from backupd.app.settings import Settings
 from backupd.app.wiring import Wiring
 from backupd.model.errors import BackupdError
@@ -61,46 +57,18 @@ class _Stream:
     last_words: str = ""
 
 
-class StreamWatch:
-    """A thread that looks after the processes, from entering the block until leaving it, or ``stop``."""
+class StreamWatch(ProcessWatch):
+    """A process for each stream. What they had not stored when they end waits in the spool."""
 
     def __init__(self, wiring: Wiring, *, grace: float = GRACE) -> None:
-        self._wiring, self._grace = wiring, grace
+        super().__init__("streams", wiring, grace=grace)
         self._streams: dict[str, _Stream] = {}
-        self._held = HeldSettings()
         self._paused: frozenset[str] = frozenset()
-        self._scribe = Scribe(wiring.settings.catalog)
-        self._incidents = Incidents(self._scribe.catalog)
-        self._awake, self._ending = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="streams", daemon=True)
-        self._guarded = Guard("streams-trouble")
-
-    def __enter__(self) -> Self:
-        self._scribe.__enter__()
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.stop()
 
     def running(self) -> dict[str, int]:
         """Process ids by server."""
-        return {name: one.process.child.pid for name, one in self._streams.items() if one.process is not None}
-
-    def reload(self, wiring: Wiring) -> None:
-        """Go by these settings: streams for which nothing has changed go on undisturbed."""
-        self._wiring = wiring
-        self._held.changed()
-        self._awake.set()
-
-    def stop(self) -> None:
-        """End all processes; returns when none is left. What they had not stored waits in the spool."""
-        self._ending.set()
-        self._awake.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
-            self._scribe.__exit__(None, None, None)
+        return {name: process.child.pid for name, one in list(self._streams.items())  # the thread goes on meanwhile
+                if (process := one.process) is not None}
 
     def step(self) -> None:
         """One look. Raises CatalogError at the end when pauses could not be asked for, or an event not be told."""
@@ -190,19 +158,15 @@ class StreamWatch:
 
     # -- the thread
 
-    def _loop(self) -> None:
-        while not self._ending.is_set():
-            self._guarded(self.step)
-            self._awake.wait(TICK)
-            self._awake.clear()
-        while any(one.process is not None for one in self._streams.values()):
-            for name, one in self._streams.items():
-                self._guarded(partial(self._wind_down, name, one))
-            time.sleep(0.05)
-        self._held.changed()
-        self._held.let_go(())
+    def _pause(self) -> float:
+        return TICK
 
-    def _wind_down(self, name: str, one: _Stream) -> None:
+    def _wind_down(self) -> bool:
+        for name, one in self._streams.items():
+            self._guarded(partial(self._see_to_its_end, name, one))
+        return any(one.process is not None for one in self._streams.values())
+
+    def _see_to_its_end(self, name: str, one: _Stream) -> None:
         self._end(one, time.monotonic())
         code = one.process.ended() if one.process is not None else None
         if code is not None:

@@ -225,6 +225,18 @@ def test_nothing_is_loaded_into_a_schema_that_holds_other_tables(target: Server,
     assert target.scalar("SELECT COUNT(*) FROM shop.precious") == 0
 
 
+def test_a_load_that_was_killed_before_its_first_entry_goes_on(target: Server, tmp_path: Path) -> None:
+    with at(target).connect() as session:
+        session.execute(f"CREATE DATABASE {quote_name(STAGING['shop'])}")
+        Journal(STAGING["shop"]).create(session)
+    target.execute(f"CREATE TABLE {quote_name(STAGING['shop'], 'precious')} (a int)")
+    with pytest.raises(RefusedError, match="not empty") as refused:
+        load(at(target), tmp_path, [numbers(tmp_path)], STAGING)
+    assert refused.value.detail == "it holds precious"
+    target.execute(f"DROP TABLE {quote_name(STAGING['shop'], 'precious')}")
+    assert load(at(target), tmp_path, [numbers(tmp_path)], STAGING).rows == {TableName("shop", "numbers"): 50}
+
+
 def test_staging_schemas_are_listed_and_dropped_and_nothing_else_is(target: Server, tmp_path: Path) -> None:
     names = staging_names("2KX9", ["shop", "my.shop"])
     load(at(target), tmp_path, [numbers(tmp_path)], names)
