@@ -42,6 +42,7 @@ from restore.handovergoals import Goal, HandedOver, Patience, Pending, Saved, Tr
 from restore.handoverjournal import Journal
 from restore.handoverplan import Plan, digest, shape
 from restore.handoverplanner import make_plan
+from restore.loadjournal import DYING
 from restore.lockholders import lock_holders
 from restore.shelf import Shelf
 from restore.swap import LostError, Place, Swap, prepare
@@ -308,7 +309,7 @@ def _working(connection: Connection, staging: str, patience: Patience | None, re
         with connection.connect() as session:
             number = session.thread_id
             prepare(session, patience.seconds)
-            if not session.scalar("SELECT GET_LOCK(%s, 0)", Journal.lock_name(staging)):
+            if not session.scalar("SELECT GET_LOCK(%s, %s)", Journal.lock_name(staging), DYING):
                 raise BusyError(f"somebody else hands over tables out of {staging}", hint="wait until that is done")
             yield _Work(connection, session, staging, patience, report, cancel)
     except BackupdError:

@@ -24,7 +24,7 @@ from backupd.model.errors import ServerError
 from backupd.transfer import segments
 from backupd.transfer.unseal import Unsealer
 from storage.destination import Destination
-from tests.e2e.house import BACKUPD, SERVER, House
+from tests.e2e.house import BACKUPD, LONGEST, SERVER, House
 from tests.e2e.service import naming, until
 from tests.support.server import Server
 
@@ -35,11 +35,30 @@ Place = tuple[int, int]
 """(number of a file, position in it)."""
 
 
+class Longest:
+    """The longest of some statements: one that began at some second was committed by then and so much."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """However it ends: the server may have committed what it could not answer any more."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            taken = time.monotonic() - begun
+            with self._lock:
+                self.seconds = max(self.seconds, taken)
+
+
 class Clients:
     """Write all the time, and bear it when the server is gone."""
 
-    def __init__(self, server: Server, dice: random.Random, count: int) -> None:
-        self._server = server
+    def __init__(self, server: Server, dice: random.Random, count: int, longest: Longest) -> None:
+        self._server, self._longest = server, longest
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(random.Random(dice.random()),), daemon=True)
                          for _ in range(count)]
@@ -59,8 +78,9 @@ class Clients:
             with contextlib.suppress(ServerError):
                 with Connection(socket=str(self._server.socket), user="root").connect() as session:
                     while not self._stop.wait(dice.random() * 0.02):
-                        session.execute("INSERT INTO shop.t (t) VALUES (REPEAT('y', %s))",
-                                        dice.choice([10, 200, 200, 20_000, 300_000]))
+                        with self._longest.measured():
+                            session.execute("INSERT INTO shop.t (t) VALUES (REPEAT('y', %s))",
+                                            dice.choice([10, 200, 200, 20_000, 300_000]))
             self._stop.wait(0.05)
 
 
@@ -128,9 +148,9 @@ class Stream:
     def _end(self, how: signal.Signals) -> None:
         if self.process is not None:
             self.process.send_signal(how)
-            self.process.wait(30)
+            self.process.wait(LONGEST)
             self.process = None
-        until(lambda: not naming(self.incoming, set()), lambda: "the end of the copying program", 20)
+        until(lambda: not naming(self.incoming, set()), lambda: "the end of the copying program")
 
     def kill_program(self) -> None:
         for pid in naming(self.incoming, set()):
@@ -231,12 +251,14 @@ def is_told(after: dict[int, Path], before: dict[int, Path], gaps: Sequence[Gap]
                and _place(gap.before.file, 0)[0] == min(before) for gap in gaps)
 
 
-def claimed_in_vain(part: dict[int, Path], theirs: dict[int, Path], confirmed: datetime | None) -> list[str]:
+def claimed_in_vain(part: dict[int, Path], theirs: dict[int, Path], confirmed: datetime | None,
+                    longest: Longest) -> list[str]:
     """What was committed behind the part's end, although all that was committed by then is said to be in it. Times
-    are whole seconds, and of the statement's beginning: two seconds of doubt are for the archive."""
+    are whole seconds, and of the statement's beginning: one second, and the longest that a statement took, are doubt
+    in favour of the archive."""
     if confirmed is None:
         return []
-    late = confirmed - timedelta(seconds=2)
+    late = confirmed - timedelta(seconds=1 + longest.seconds)
     end = (max(part), part[max(part)].stat().st_size)
     return [f"{one.gtid} of {one.at}, confirmed {confirmed}" for number, path in theirs.items() if number >= end[0]
             for one in _transactions(path) if (number, one.start) >= end and one.at < late]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 from backupd.model.clock import format_time
 from tests.e2e.house import SERVER, House
+from tests.support.ending import end
 from tests.support.sample import checksum_everything
 from tests.support.server import Server, connect, query
 
@@ -68,7 +68,7 @@ class Source:
 
     def stream(self) -> None:
         """Everything that the server has by now."""
-        done = self.house.run("run-stream", SERVER, "--once", timeout=90)
+        done = self.house.run("run-stream", SERVER, "--once")
         assert done.code == 0, done.all
 
     def branches(self) -> list[dict[str, Any]]:
@@ -117,16 +117,6 @@ def noted(server: Server) -> Moment:
 
 def diary(connection: Any) -> tuple[str, ...]:
     return tuple(str(row[0]) for row in query(connection, "SELECT what FROM shop.diary ORDER BY id"))
-
-
-def end(pid: int) -> None:
-    """Kill a server that a restore has started, and wait for its end."""
-    process = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        assert select.select([process], [], [], 20)[0]
-    finally:
-        os.close(process)
 
 
 @contextmanager

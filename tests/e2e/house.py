@@ -128,7 +128,7 @@ class House:
         assert done.code == (1 if findings else 0), done.all
         return findings
 
-    def kill_when(self, ready: Callable[[], bool], *args: str, timeout: float = 120) -> None:
+    def kill_when(self, ready: Callable[[], bool], *args: str, timeout: float = LONGEST) -> None:
         """Start a command and kill -9 it as soon as ``ready`` says so. Fails when it ended before."""
         with self.popen(*args) as process:
             deadline = time.monotonic() + timeout

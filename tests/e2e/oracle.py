@@ -106,7 +106,7 @@ class Oracle:
 
     def _at(self, start: str) -> dict[str, int]:
         self.replica.execute(start)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while self._is_running():
             assert time.monotonic() < deadline, self.replica.log_text()[-2000:]
             time.sleep(0.02)

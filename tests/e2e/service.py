@@ -15,7 +15,7 @@ from pathlib import Path
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
-from tests.e2e.house import BACKUPD, SERVER, House
+from tests.e2e.house import BACKUPD, LONGEST, SERVER, House
 
 ONCE_A_YEAR = """\
 physical: {full: "0 0 1 1 *", incremental: "0 0 2 1 *"}
@@ -28,7 +28,7 @@ retry: {attempts: 1}
 """A policy whose legs stay quiet unless a test makes them due."""
 
 
-def until(condition: Callable[[], bool], what: Callable[[], str], seconds: float = 120) -> None:
+def until(condition: Callable[[], bool], what: Callable[[], str], seconds: float = LONGEST) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"this never came: {what()}"
@@ -119,6 +119,16 @@ def parent(pid: int) -> int:
     return int(fields[1]) if fields else 0
 
 
+def stop(process: subprocess.Popen[str]) -> None:
+    """Let it and its children stand still, every thread of it, until they get SIGCONT."""
+    os.killpg(process.pid, signal.SIGSTOP)
+    until(lambda: all(_stat(pid)[:1] in (["T"], ["Z"], []) for pid in _threads(process.pid)), lambda: "a standstill")
+
+
+def _threads(pid: int) -> list[str]:
+    return [f"{pid}/task/{path.name}" for path in Path(f"/proc/{pid}/task").iterdir()]
+
+
 def naming(text: str, besides: set[int]) -> dict[int, str]:
     """Command lines of processes that name ``text``."""
     found = {}
@@ -131,7 +141,7 @@ def naming(text: str, besides: set[int]) -> dict[int, str]:
     return found
 
 
-def _stat(pid: int) -> list[str]:
+def _stat(pid: int | str) -> list[str]:
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from storage import layout
-from tests.e2e.house import SERVER, House
+from tests.e2e.house import LONGEST, SERVER, House
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.motoserver import MotoServer
@@ -80,7 +80,7 @@ def test_a_whole_server_comes_back_out_of_an_archive_class(
                 assert any("thaw" in line for line in process.stderr)  # it waits again, for the same thaw
                 moto_server.set_restoring(0)
                 house.make_due()
-                out, err = process.communicate(timeout=120)
+                out, err = process.communicate(timeout=LONGEST)
             assert process.returncode == 0, err
         finally:
             moto_server.set_restoring(0)

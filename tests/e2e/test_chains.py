@@ -105,13 +105,14 @@ def stock(keys: Keys) -> Iterator[Stock]:
                                               if "far" in name}
             sums = {record["id"]: _at(replica, record["position"]["gtid"]) | far[record["id"]] for record in members}
         other = (house.backup(), house.ok("backup", SERVER, "--kind", "incremental"))
+        server.settle()  # from here on the source's own files stay as they are
         yield Stock(house, tuple(members), sums, other, outside)
 
 
 def _at(replica: PrivateServer, gtid: str) -> dict[str, int]:
     """What ``replica`` holds when it has applied everything up to ``gtid`` and nothing later."""
     replica.execute(f"START SLAVE UNTIL master_gtid_pos='{gtid}'")
-    assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 60)", (gtid,)) == 0
+    assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 300)", (gtid,)) == 0
     replica.execute("STOP SLAVE")
     assert replica.scalar("SELECT @@gtid_slave_pos") == gtid
     with replica.connect() as connection:

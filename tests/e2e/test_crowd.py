@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,23 +15,29 @@ from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.access import Role
 from tests.e2e.house import SERVER, House
+from tests.e2e.service import until
 from tests.support.crowd import ask
 from tests.support.dice import size
-from tests.support.serving import free_port
+from tests.support.serving import held_port
 
 PATHS = ("/v1/backups", "/v1/servers", f"/v1/servers/{SERVER}", f"/v1/servers/{SERVER}/timeline", "/v1/jobs",
          "/v1/whoami", "/v1/destinations", "/healthz")
 
 
-def test_two_hundred_clients_are_answered_while_backups_run(house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    port = free_port()
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as held:
+        yield held
+
+
+def test_two_hundred_clients_are_answered_while_backups_run(
+        house: House, port: int, capsys: pytest.CaptureFixture[str]) -> None:
     house.config_extra = f'api: {{listen: "[::]:{port}"}}\n'
     house.write()
     settings = load_settings(house.config)
     with open_catalog(settings.catalog) as catalog, ApiWatch(Wiring(settings, catalog)) as watch:
         _token, secret = create_token(Wiring(settings, catalog), command_line(), "crowd", Role.VIEWER)
-        while watch.running() is None:
-            time.sleep(0.05)
+        until(lambda: watch.running() is not None, lambda: "a process that answers")
         over = threading.Event()
 
         def back_up() -> None:

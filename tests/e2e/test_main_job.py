@@ -48,7 +48,7 @@ def test_a_backup_under_four_writers_equals_the_source_at_its_recorded_gtid(shor
         gtid = record["position"]["gtid"]
         assert gtid
         replica.execute(f"START SLAVE UNTIL master_gtid_pos='{gtid}'")
-        assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 60)", (gtid,)) == 0
+        assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 300)", (gtid,)) == 0
         replica.execute("STOP SLAVE")
         assert replica.scalar("SELECT @@gtid_slave_pos") == gtid
         with replica.connect() as connection:

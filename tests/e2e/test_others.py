@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,8 +15,8 @@ import pytest
 
 from backupd.catalog.session import Catalog
 from backupd.model.job import JobKind
-from tests.e2e.house import SERVER, House
-from tests.e2e.service import ONCE_A_YEAR, catalog_of, enqueue, serving, until
+from tests.e2e.house import LONGEST, SERVER, House
+from tests.e2e.service import ONCE_A_YEAR, catalog_of, enqueue, serving, stop, until
 from tests.support.dice import SOAK
 from tests.support.mariadb import SERVICE_PASSWORD, PrivateServer
 from tests.support.s3server import S3Server
@@ -51,6 +55,33 @@ def assert_all_is_sealed(bucket: Path) -> None:
         assert b"letters" not in content, f"{path} names a table"
 
 
+def restoring(house: House, datadir: Path) -> subprocess.Popen[str]:
+    return house.popen("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--json")
+
+
+def stopped_while_it_fetches(house: House, process: subprocess.Popen[str]) -> bool:
+    """It stands still, and some tables are there, and others are not. False: it was faster, and is undone."""
+    staging = house.base / "restored.restoring"
+
+    def has_tables() -> bool:
+        with suppress(FileNotFoundError):  # the folder has got its final name meanwhile
+            return any(staging.glob("data/*/*.ibd"))
+        return True
+
+    until(lambda: process.poll() is not None or has_tables(), lambda: "the first table")
+    if process.poll() is None:
+        stop(process)
+        state = staging / "restore.json"
+        if state.is_file() and json.loads(state.read_text())["stage"] == "fetching":
+            return True
+        os.killpg(process.pid, signal.SIGKILL)
+    out, err = process.communicate()
+    assert process.returncode in (0, -signal.SIGKILL), out + err
+    for left in (staging, house.base / "restored"):
+        shutil.rmtree(left, ignore_errors=True)
+    return False
+
+
 def test_a_backup_on_s3_goes_on_with_a_restore_whose_first_place_dies_in_the_middle_of_it(
         house: House, s3_server: S3Server) -> None:
     with_other(house, s3_server.bucket("others"),
@@ -70,14 +101,12 @@ def test_a_backup_on_s3_goes_on_with_a_restore_whose_first_place_dies_in_the_mid
     assert house.ok("replicate", SERVER, "--to", "away")[0]["copied"] == []
 
     datadir = house.base / "restored"
-    with house.popen("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--json") as process:
-        deadline = time.monotonic() + 60
-        while not any(house.base.glob("restored*/**/*.ibd")) and not any(house.base.glob(".*/**/*.ibd")):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+    while not stopped_while_it_fetches(house, process := restoring(house, datadir)):
+        pass  # it was not seen early enough
+    with process:
         house.repository.rename(house.base / "burnt")
-        out, err = process.communicate(timeout=120)
+        os.killpg(process.pid, signal.SIGCONT)
+        out, err = process.communicate(timeout=LONGEST)
     assert process.returncode == 0, out + err
     assert any("local" in text for text in json.loads(out)["warnings"]), out
     assert equal_to_source(house, datadir)

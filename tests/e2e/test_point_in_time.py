@@ -74,7 +74,7 @@ def did(server: Server, statement: str) -> str:
 
 def wait_for(writers: Writers, count: int) -> None:
     goal = writers.transactions + count
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while writers.transactions < goal:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -134,7 +134,7 @@ def story(keys: Keys) -> Iterator[Story]:
 
 def stopped_at(replica: PrivateServer, gtid: str) -> dict[str, int]:
     replica.execute(f"START SLAVE UNTIL master_gtid_pos='{gtid}'")
-    assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 60)", (gtid,)) == 0
+    assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 300)", (gtid,)) == 0
     replica.execute("STOP SLAVE")
     assert replica.scalar("SELECT @@gtid_slave_pos") == gtid
     with replica.connect() as connection:

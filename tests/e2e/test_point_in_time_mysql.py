@@ -34,7 +34,7 @@ def sums(server: Server) -> dict[str, int]:
 def write(server: Server, count: int, seed: int) -> None:
     """By eight clients, until they have committed that many transactions."""
     with Writers(server, 8, seed=seed) as writers:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while writers.transactions < count:
             assert time.monotonic() < deadline
             time.sleep(0.01)

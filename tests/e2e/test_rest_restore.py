@@ -28,7 +28,7 @@ from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
 from tests.support.server import SERVICE_USER, Server
-from tests.support.serving import free_port
+from tests.support.serving import held_port
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
@@ -105,7 +105,7 @@ def night(keys: Keys) -> Iterator[Night]:
         server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost")
         sample.create(server)
         server.execute("SET GLOBAL event_scheduler = OFF", "DROP EVENT shop.forget_logs")
-        port = free_port()
+        port = stack.enter_context(held_port())
         house = House(base, server, keys, config_extra=f"api: {{listen: '127.0.0.1:{port}'}}\n")
         (base / "policies" / "gold.yaml").write_text(ONCE_A_YEAR)
         folders = f"restore: {{folders: [{base}/restores], "

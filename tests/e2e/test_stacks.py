@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.house import SERVER, House
+from tests.e2e.house import LONGEST, SERVER, House
 from tests.support import sample
 from tests.support.keys import Keys
 from tests.support.load import Writers, bank_total
@@ -156,13 +156,13 @@ def test_a_killed_service_and_a_killed_server_leave_nothing_that_looks_like_a_ba
         house.kill_when(lambda: bool(_intents(house)), "backup", SERVER, "--kind", "full")
         dead = _intents(house)
         with house.popen("backup", SERVER, "--kind", "full") as process:
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + LONGEST
             while not _intents(house) - dead:
                 assert process.poll() is None, "it ended before the server could be killed"
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
             source.kill()
-            out, err = process.communicate(timeout=120)
+            out, err = process.communicate(timeout=LONGEST)
         try:
             assert process.returncode == 1, out + err
             assert "Traceback" not in err

@@ -18,7 +18,7 @@ from backupd.app.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch
 from backupd.transfer import segments
-from tests.e2e.house import SERVER, House
+from tests.e2e.house import LONGEST, SERVER, House
 from tests.e2e.service import ONCE_A_YEAR, alive, catalog_of, descendants, serving, until
 from tests.support.dice import SOAK
 
@@ -55,8 +55,8 @@ def confirmed(catalog: Catalog, moment: datetime) -> bool:
     return any(run.confirmed_at is not None and run.confirmed_at >= moment for run in catalog.binlogs.runs(SERVER))
 
 
-def wait_for(catalog: Catalog, moment: datetime, seconds: float = 60) -> None:
-    until(lambda: confirmed(catalog, moment), lambda: f"the archive of {moment}: {state(catalog)}", seconds)
+def wait_for(catalog: Catalog, moment: datetime) -> None:
+    until(lambda: confirmed(catalog, moment), lambda: f"the archive of {moment}: {state(catalog)}")
 
 
 def archived(house: House, branch: Branch, out: Path) -> dict[str, bytes]:
@@ -93,7 +93,7 @@ def stream_pid(catalog: Catalog, *, besides: int = 0) -> int:
         pid = int(row.get("pid", 0)) if row.get("state") == "streaming" else 0
         return pid if pid != besides and pid and Path(f"/proc/{pid}").exists() else 0
 
-    until(lambda: bool(found()), lambda: f"a stream: {state(catalog)}", 60)
+    until(lambda: bool(found()), lambda: f"a stream: {state(catalog)}")
     return found()
 
 
@@ -111,7 +111,7 @@ def test_a_stream_survives_its_own_death_a_restart_of_the_server_and_the_death_o
         assert stream_pid(catalog) == second
         family = descendants(service.process.pid)
         service.kill()
-        until(lambda: not alive(family), lambda: f"the end of {family}", 20)
+        until(lambda: not alive(family), lambda: f"the end of {family}")
     moment = write(house, "while nobody watched")
     with serving(house) as service:
         wait_for(catalog, moment)
@@ -146,7 +146,7 @@ def test_a_pause_ends_the_stream_and_a_reload_only_those_whose_settings_changed(
         service.reload()
         second = stream_pid(catalog, besides=first)
         assert house.run("pause", SERVER, "--reason", "moving house").code == 0
-        until(lambda: not Path(f"/proc/{second}").exists(), lambda: "the end of the stream", 20)
+        until(lambda: not Path(f"/proc/{second}").exists(), lambda: "the end of the stream")
         moment = write(house, "meanwhile")
         assert house.run("resume", SERVER).code == 0
         wait_for(catalog, moment)
@@ -157,11 +157,11 @@ def test_a_locked_catalog_delays_the_rows_and_not_the_archive(house: House, cata
     with serving(house) as service:
         wait_for(catalog, write(house, "first"))
         stored = house.repository / "binlogs"
-        with closing(sqlite3.connect(house.base / "catalog.db", isolation_level=None)) as other:
+        with closing(sqlite3.connect(house.base / "catalog.db", timeout=60, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             before = {path.name for path in stored.rglob("segment.json")}
             moment = write(house, "nobody writes this down yet")
-            until(lambda: len(list(stored.rglob("segment.json"))) > len(before), lambda: "a segment", 30)
+            until(lambda: len(list(stored.rglob("segment.json"))) > len(before), lambda: "a segment")
             assert not confirmed(catalog, moment)
             other.execute("ROLLBACK")
         wait_for(catalog, moment)
@@ -172,15 +172,15 @@ def test_a_locked_catalog_delays_the_rows_and_not_the_archive(house: House, cata
 def test_in_the_foreground_one_run_stores_all_that_there_is_and_a_second_stream_is_refused(
         house: House, catalog: Catalog) -> None:
     moment = write(house, "first")
-    assert house.run("run-stream", SERVER, "--once", timeout=60).code == 0
+    assert house.run("run-stream", SERVER, "--once").code == 0
     assert confirmed(catalog, moment)
     with house.popen("run-stream", SERVER) as process:
         pid = stream_pid(catalog)
-        refused = house.run("run-stream", SERVER, timeout=60)
+        refused = house.run("run-stream", SERVER)
         assert refused.code == 1
         assert "another" in refused.err
         os.kill(pid, signal.SIGTERM)
-        _out, err = process.communicate(timeout=15)
+        _out, err = process.communicate(timeout=LONGEST)
         assert process.returncode == 0, err
     (house.base / "policies" / "gold.yaml").write_text(ONCE_A_YEAR)
     assert "does not ask for the binary log" in house.run("run-stream", SERVER).err

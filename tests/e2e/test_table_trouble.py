@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ import pytest
 
 from backupd.app.tableways import TableWishes
 from backupd.model.errors import UsageError
+from tests.e2e.house import LONGEST as PATIENCE
 from tests.e2e.house import SERVER, Done, House
 from tests.e2e.service import alive, descendants, until
 from tests.support.dice import SOAK, rounds, thrown
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
-from tests.support.server import SERVICE_USER, Server
+from tests.support.server import SERVICE_USER, Server, query
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
@@ -51,6 +53,11 @@ class Shop:
     def sums(self) -> tuple[int, int]:
         first, second = (int(row[1]) for row in self.server.query(f"CHECKSUM TABLE {ORDERS}, {LINES}"))
         return first, second
+
+    def sessions(self) -> list[str]:
+        """What restores are at on the server."""
+        return [str(row) for row in self.server.query(
+            "SELECT ID, STATE, INFO FROM information_schema.PROCESSLIST WHERE USER = %s", (SERVICE_USER,))]
 
     def asides(self) -> list[str]:
         return [str(row[0]) for row in self.server.query("SHOW TABLES IN shop LIKE '%\\_\\_before\\_%'")]
@@ -108,6 +115,8 @@ def shop(made: Shop) -> Iterator[Shop]:
     made.spoil()
     leftover = [str(row[0]) for row in made.server.query("SHOW DATABASES LIKE 'backupd\\_%'")]
     made.server.execute(*(f"DROP DATABASE `{name}`" for name in leftover))
+    for path in (made.house.base / "scratch").glob("*"):
+        shutil.rmtree(path)
 
 
 ANCHORS = {
@@ -118,7 +127,8 @@ ANCHORS = {
 
 
 def killed_within(shop: Shop, command: tuple[str, ...], anchor: str, seconds: float) -> bool:
-    """So long after its act ``anchor`` began. False: it was done before. What it had started is gone afterwards."""
+    """So long after its act ``anchor`` began. False: it was done before. What it had started is gone afterwards, its
+    sessions too: the server ends a statement whose client is gone, or takes a moment to notice."""
     with shop.house.popen(*command) as process:
         if anchor in ANCHORS:
             until(lambda: process.poll() is not None or bool(shop.server.scalar(ANCHORS[anchor])), lambda: anchor)
@@ -128,7 +138,8 @@ def killed_within(shop: Shop, command: tuple[str, ...], anchor: str, seconds: fl
             family = descendants(process.pid)
             process.kill()
             process.communicate()
-            until(lambda: not alive(family), lambda: f"the end of {alive(family)}", 30)
+            until(lambda: not alive(family), lambda: f"the end of {alive(family)}")
+            until(lambda: not shop.sessions(), lambda: f"the end of {shop.sessions()}")
             return True
     assert process.returncode == 0
     return False
@@ -189,7 +200,7 @@ def test_a_restore_that_was_killed_leaves_the_old_or_the_new_tables_and_the_same
 def test_two_at_once_give_the_whole_tables_of_one_of_them(shop: Shop) -> None:
     first, second = shop.house.popen(*shop.command()), shop.house.popen(*shop.command())
     with first, second:
-        told = [process.communicate(timeout=120) for process in (first, second)]
+        told = [process.communicate(timeout=PATIENCE) for process in (first, second)]
     assert "Traceback" not in str(told)
     assert 0 in (first.returncode, second.returncode), told
     assert shop.sums() == shop.new
@@ -223,11 +234,12 @@ def test_a_full_disk_where_rows_are_kept_meanwhile_is_said_and_changes_nothing(
 
 def test_a_server_that_is_killed_in_the_middle_gets_its_tables_by_the_same_command(shop: Shop) -> None:
     server = shop.server
-    with shop.house.popen(*shop.command()) as process:
+    with closing(server.connect(autocommit=False)) as reader, shop.house.popen(*shop.command()) as process:
+        query(reader, f"SELECT COUNT(*) FROM {ORDERS}")  # while this is open no table can change places
         until(lambda: process.poll() is not None or bool(server.query("SHOW DATABASES LIKE 'backupd\\_%'")),
               lambda: "a staging schema")
         server.kill()
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE)
     assert "Traceback" not in err
     assert process.returncode != 0, out + err
     server.start()

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from tests.support.server import Server
 
 STAGING = "backupd_restore_7_0"
 ASIDE = "__before_7"
-IMPATIENT = Patience(seconds=1, attempts=2, pause=0.05)
+IMPATIENT = Patience(seconds=1, attempts=30, pause=0.05)
 ORDERS = TableName("shop", "orders")
 CUSTOMERS = TableName("shop", "customers")
 LINES = TableName("shop", "lines")
@@ -51,6 +51,13 @@ _SHOP = (
     "INSERT INTO shop.orders (id, customer, parent, total) VALUES (1, 1, NULL, 10), (2, 2, 1, 20), (3, 3, 1, 30)",
     "INSERT INTO shop.`lines` VALUES (1, 1), (2, 2), (3, 3)",
 )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def connection_of(server: Server) -> Connection:
@@ -179,7 +186,7 @@ def killed_at(connection: Connection, goals: Sequence[Goal], statements: int | N
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
-    process.join(60)
+    process.join(300)
     code = process.exitcode
     process.close()
     assert code in (0, -signal.SIGKILL)
@@ -215,9 +222,9 @@ class Writing:
 
     def wait_for_more(self, rows: int = 20) -> None:
         goals = [len(one) + rows for one in (self.orders, self.lines, self.notes)]
-        until = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while any(len(one) < goal for one, goal in zip((self.orders, self.lines, self.notes), goals, strict=True)):
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
             assert self._errors == []
             time.sleep(0.005)
 

@@ -169,7 +169,7 @@ class Oracle:
             self._replica.execute(f"START SLAVE UNTIL master_gtid_pos='{stop.gtids}'")
         else:
             self._replica.execute(f"START REPLICA UNTIL SQL_BEFORE_GTIDS='{stop.next_gtid}'")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while self._is_running():
             assert time.monotonic() < deadline, self._replica.log_text()[-2000:]
             time.sleep(0.02)

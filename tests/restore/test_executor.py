@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from storage.destination import Destination
 from tests.restore.builder import files_below
 from tests.restore.taken import Taken, now, take_backup
 from tests.support import sample
+from tests.support.ending import end, unmount
 from tests.support.keys import Keys
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer, connect, query
 from tests.support.replica import replica_of
@@ -53,9 +53,7 @@ def ended(outcome: RestoreOutcome) -> Iterator[RestoreOutcome]:
         yield outcome
     finally:
         assert outcome.started is not None
-        os.kill(outcome.started.pid, signal.SIGKILL)
-        while Path(f"/proc/{outcome.started.pid}").exists():
-            time.sleep(0.01)
+        end(outcome.started.pid)
         subprocess.run(["rm", "-rf", str(outcome.started.socket.parent)], check=True)
 
 
@@ -66,7 +64,7 @@ def file_system(path: Path, size: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        subprocess.run(["umount", str(path)], check=True)
+        unmount(path)
 
 
 def test_a_restore_with_start_gives_a_checked_server_that_stays_up_deaf_and_mute(
@@ -264,9 +262,7 @@ def test_a_finished_restore_is_found_again_started_again_and_otherwise_named(
     with pytest.raises(RefusedError, match="was finished there"):
         restore(taken, keys, replace(repeated, chain=("20200101T000000Z-00000000",)))
     assert first.started is not None
-    os.kill(first.started.pid, signal.SIGKILL)
-    while Path(f"/proc/{first.started.pid}").exists():
-        time.sleep(0.01)
+    end(first.started.pid)
     with ended(restore(taken, keys, repeated)) as third:
         assert third.started is not None
         assert third.started.pid != first.started.pid

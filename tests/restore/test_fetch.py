@@ -380,7 +380,7 @@ def test_never_more_objects_are_in_memory_than_there_are_workers(keys: Keys, tmp
             with lock:
                 current += 1
                 most = max(most, current)
-            meeting.wait(10)  # 24 parts: all three workers always come together
+            meeting.wait(120)  # 24 parts: all three workers always come together
             with lock:
                 current -= 1
             return stored[:limit]

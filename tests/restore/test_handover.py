@@ -8,6 +8,7 @@ import pytest
 
 from backupd.model.errors import BusyError, CancelledError, NotFoundError, RefusedError, ServerError, UsageError
 from backupd.model.table import TableName, quote_name
+from restore import handover
 from restore.handover import Goal, Patience, Triggers, settle
 from tests.restore.handing import (
     ASIDE,
@@ -22,6 +23,7 @@ from tests.restore.handing import (
     counted,
     killed_at,
     shared,
+    until,
 )
 from tests.restore.rolling import MARIADB, Kind, both
 from tests.support.dice import rounds, thrown
@@ -239,12 +241,31 @@ class TestRefusals:
         reader.close()
         assert shop.hand(goal).tables[0][0] == ORDERS
 
-    def test_two_at_once_are_one_after_the_other(self, shop: Shop) -> None:
+    def test_two_at_once_are_one_after_the_other(self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(handover, "DYING", 0)
         goal = shop.goal(ORDERS)
         with shop.connection.connect() as session:
             session.execute("SELECT GET_LOCK(%s, 0)", f"backupd/`{STAGING}`")
             with pytest.raises(BusyError):
                 shop.hand(goal)
+
+    def test_one_whose_process_was_killed_is_waited_for_until_the_server_has_noticed(
+            self, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(handover, "DYING", 120)
+        goal = shop.goal(ORDERS)
+        dying = shop.connection.connect()
+        dying.execute("SELECT GET_LOCK(%s, 0)", f"backupd/`{STAGING}`")
+
+        def notice() -> None:
+            until(lambda: bool(shop.server.query(
+                "SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User lock'")))
+            dying.close()
+
+        server = threading.Thread(target=notice)
+        server.start()
+        done = shop.hand(goal)
+        server.join()
+        assert done.tables[0][0] == ORDERS
 
 
 @BOTH

@@ -21,6 +21,7 @@ from tests.restore.handing import (
     Shop,
     killed_at,
     shared,
+    until,
 )
 from tests.restore.rolling import Kind, both
 
@@ -92,6 +93,16 @@ def waiting(shop: Shop, then: Callable[[], None]) -> Callable[[Progress], None]:
     return report
 
 
+def interrupt_when_it_waits(shop: Shop) -> None:
+    """As somebody at the terminal, once the server shows that a lock is waited for."""
+    main = threading.main_thread().ident
+    assert main is not None
+    with shop.connection.connect() as session:
+        until(lambda: bool(session.scalar(
+            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE 'Waiting for table%'")))
+    signal.pthread_kill(main, signal.SIGINT)
+
+
 @BOTH
 class TestWhileItWaits:
     def test_triggers_and_foreign_keys_that_come_are_kept(self, shop: Shop) -> None:
@@ -133,10 +144,10 @@ class TestWhileItWaits:
         reader = shop.server.connect(autocommit=False)
         with reader.cursor() as cursor:
             cursor.execute("SELECT * FROM shop.orders")
-        stop = threading.Timer(0.7, signal.raise_signal, (signal.SIGINT,))
+        stop = threading.Thread(target=interrupt_when_it_waits, args=(shop,))
         stop.start()
         with pytest.raises(KeyboardInterrupt) as caught:
-            shop.hand(goal, patience=Patience(seconds=20, attempts=1))
+            shop.hand(goal, patience=Patience(seconds=120, attempts=1))
         stop.join()
         reader.close()
         assert caught.value.__notes__ == ["every table is as it was"]

@@ -173,7 +173,7 @@ with scratch_instance(spec, destinations=[FilesystemDestination("local", Path({s
 
 def read_command(process: Path) -> str:
     try:
-        return (process / "cmdline").read_text()
+        return (process / "cmdline").read_text(errors="replace")
     except OSError:
         return ""
 

@@ -225,7 +225,7 @@ def _writing(source: Server) -> Iterator[None]:
     with ThreadPoolExecutor(max_workers=2) as pool:
         futures = [pool.submit(write, number) for number in range(2)]
         try:
-            assert written.wait(30)
+            assert written.wait(120)
             yield
         finally:
             enough.set()

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import BinaryIO
 
@@ -27,7 +27,8 @@ class _Thaw:
 
 class ColdPlace(MemoryDestination):
     """Everything that may be cold is. ``requests`` counts, by key, how often a thaw was asked for; ``silent``: nothing
-    answers; ``after``: that many thaws are taken, then nothing answers; ``expected`` False: a rule has done it that no
+    answers; ``after``: that many thaws are taken, then nothing answers; ``late``: so much longer each takes than it
+    should; ``stubborn``: what is under way cannot be made faster; ``expected`` False: a rule has done it that no
     configuration knows."""
 
     def __init__(self, name: str, clock: Clock, storage_class: str = "DEEP_ARCHIVE", *, expected: bool = True) -> None:
@@ -40,6 +41,8 @@ class ColdPlace(MemoryDestination):
         self.order: list[str] = []
         self.looks = 0
         self.silent = False
+        self.stubborn = False
+        self.late = timedelta(0)
         self.after: int | None = None
         self._capabilities_told = (Capability.ARCHIVE if expected else Capability.RULES) | Capability.CHECKSUMS
 
@@ -66,6 +69,8 @@ class ColdPlace(MemoryDestination):
         before = self._state(key)
         if before.storage_class == "DEEP_ARCHIVE" and tier is Tier.EXPEDITED:
             raise RefusedError(f"{key} has no expedited tier")
+        if self.stubborn and before.state is ColdState.THAWING:
+            return replace(before, refused=True)
         with self._guard:
             if self.after is not None:
                 if self.after == 0:
@@ -97,7 +102,7 @@ class ColdPlace(MemoryDestination):
         thaw, now = self._thaws.get(key), self._now()
         if thaw is None or thaw.until <= now:
             return Coldness(key, size, self._class, ColdState.ARCHIVED)
-        if thaw.ready_at > now:
+        if thaw.ready_at + self.late > now:
             return Coldness(key, size, self._class, ColdState.THAWING)
         return Coldness(key, size, self._class, ColdState.THAWED, thaw.until)
 

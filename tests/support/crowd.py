@@ -53,7 +53,7 @@ async def _client(crowd: Crowd, number: int, port: int, token: str, paths: Seque
         return
     turn = number
     try:
-        while time.monotonic() < end:
+        while True:  # once at least, however long it took to get in
             began = time.monotonic()
             status = await asyncio.wait_for(_get(reader, writer, paths[turn % len(paths)], token), 30)
             taken = time.monotonic() - began
@@ -64,6 +64,8 @@ async def _client(crowd: Crowd, number: int, port: int, token: str, paths: Seque
                 crowd.errors.append(f"{paths[turn % len(paths)]}: {status}")
             turn += 1
             await asyncio.sleep(max(0.0, every - taken))
+            if time.monotonic() >= end:
+                return
     except (OSError, EOFError, TimeoutError, ValueError) as error:
         crowd.errors.append(f"{host}: {type(error).__name__} {error}")
     finally:

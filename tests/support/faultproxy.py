@@ -24,6 +24,8 @@ from enum import StrEnum
 from typing import BinaryIO, NoReturn, Self, cast
 from urllib.parse import urlsplit
 
+from tests.support.serving import held_port
+
 _PIECE = 16 * 1024
 _POLL = 0.05
 
@@ -138,6 +140,7 @@ class FaultProxy:
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._port = 0
+        self._held = contextlib.ExitStack()
         self.done: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
 
@@ -188,10 +191,12 @@ class FaultProxy:
         self._threads.clear()
 
     def __enter__(self) -> Self:
+        self._port = self._held.enter_context(held_port())  # also while it is down
         return self.up()
 
     def __exit__(self, *_how: object) -> None:
         self.down()
+        self._held.close()
 
     # --- connections
 

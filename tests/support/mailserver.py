@@ -56,7 +56,7 @@ class MailBox:
                 self.came.notify_all()
         return self.answer
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 60) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = 240) -> None:
         with self.came:
             assert self.came.wait_for(condition, seconds), self.subjects()
 
@@ -87,7 +87,8 @@ def mail_server(box: MailBox | None = None, *, tls: Path | None = None, login: t
             return AuthResult(success=(data.login.decode(), data.password.decode()) == login, handled=False)
 
         options |= {"authenticator": check, "auth_required": True, "auth_require_tls": tls is not None}
-    controller = Controller(box, hostname="127.0.0.1", port=port or free_port(), **options)
+    controller = Controller(box, hostname="127.0.0.1", port=port or free_port(), ready_timeout=240,
+                            **options)
     controller.start()
     box.port = controller.port
     try:

@@ -66,7 +66,7 @@ class PrivateServer(Server):
         self.create_user(BACKUP_USER, BACKUP_PASSWORD, TOOL_PRIVILEGES)
         self.create_user(SERVICE_USER, SERVICE_PASSWORD, SERVICE_PRIVILEGES)
 
-    def settle(self, timeout: float = 60.0) -> None:
+    def settle(self, timeout: float = 300.0) -> None:
         deadline = time.monotonic() + timeout
         while True:
             status = {

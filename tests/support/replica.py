@@ -32,7 +32,7 @@ def replica_of(source: Server, *, options: Options | None = None) -> Iterator[Pr
         yield replica
 
 
-def catch_up(source: Server, replica: Server, timeout: float = 60.0) -> None:
+def catch_up(source: Server, replica: Server, timeout: float = 300.0) -> None:
     """Wait until ``replica`` has applied everything ``source`` has written so far."""
     position = source.scalar("SELECT @@gtid_binlog_pos")
     reached = replica.scalar("SELECT MASTER_GTID_WAIT(%s, %s)", (position, timeout))

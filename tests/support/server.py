@@ -51,7 +51,7 @@ def connect(
         database=database,
         autocommit=autocommit,
         charset="utf8mb4",
-        connect_timeout=10,
+        connect_timeout=60,
         ssl_disabled=True,  # else it reads the system's certificates first, each time
     )
 
@@ -111,7 +111,7 @@ class Server:
 
     # --- life
 
-    def start(self, timeout: float = 60.0) -> Self:
+    def start(self, timeout: float = 300.0) -> Self:
         """Initialise if needed, start, and return when it answers. Raises ServerDiedError with its log."""
         if self.running:
             return self
@@ -138,7 +138,7 @@ class Server:
             raise RuntimeError("the server was not started")
         return self._process.pid
 
-    def stop(self, timeout: float = 120.0) -> None:
+    def stop(self, timeout: float = 300.0) -> None:
         """A clean shutdown; killed when it takes longer than ``timeout`` seconds."""
         self._end(signal.SIGTERM, timeout)
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,8 +27,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A port that nobody else is given while the block lasts: who asks for it by its number, and for SO_REUSEADDR as
+    every server does, may listen on it, and until then connections are refused."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
+
+
 def start_service(argv: Sequence[str], log: Path, port: int, *, environment: Mapping[str, str] | None = None,
-                  timeout: float = 60.0) -> subprocess.Popen[bytes]:
+                  timeout: float = 300.0) -> subprocess.Popen[bytes]:
     """Start ``argv``, which writes to ``log``, and return when it listens on ``port``. Raises ServiceDiedError."""
     process = _starter.submit(_spawn, ["setpriv", "--pdeathsig", "KILL", "--", *argv], log, environment).result()
     deadline = time.monotonic() + timeout

@@ -42,21 +42,31 @@ class UndeletableDestination(MemoryDestination):
 
 
 class SlowDestination(MemoryDestination):
-    """Each deletion takes a round trip; ``most`` is how many were under way at once."""
+    """Deletions of objects take their time until ``wanted`` are under way at once; ``most`` is how many were."""
 
-    seconds = 0.0
+    wanted = 0
+    patience = 20.0
+    """Seconds, for all deletions together."""
 
     def __init__(self, name: str, **more: Any) -> None:
         super().__init__(name, **more)
         self._running = 0
-        self._guard = threading.Lock()
+        self._guard = threading.Condition()
+        self._until: float | None = None
         self.most = 0
 
     def delete(self, key: str) -> None:
+        if not key.startswith(layout.OBJECTS):
+            super().delete(key)
+            return
         with self._guard:
             self._running += 1
             self.most = max(self.most, self._running)
-        time.sleep(self.seconds)  # the round trip itself
+            self._guard.notify_all()
+            if self.wanted and self._until is None:
+                self._until = time.monotonic() + self.patience
+            while self._until is not None and self.most < self.wanted and time.monotonic() < self._until:
+                self._guard.wait(0.05)
         super().delete(key)
         with self._guard:
             self._running -= 1

@@ -21,7 +21,7 @@ class Ticker:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._began.wait(30)
+        assert self._began.wait(120)
         return self
 
     def __exit__(
