@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Sequence
+from datetime import datetime
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -20,6 +22,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from backupd.catalog.database import Database
 from backupd.model.errors import CatalogError
 
+_TRY = text("SELECT pg_try_advisory_lock(:key)")
+_NOTICED_WITHIN = 5.0
+"""Seconds for a session of ours to end that was told to."""
 _KEY = 0x6261636B757064
 """The letters ``backupd``."""
 
@@ -31,6 +36,7 @@ class Watch:
         self._database = database
         self._file: TextIOWrapper | None = None
         self._session: Connection | None = None
+        self._backend: tuple[int, datetime] | None = None
 
     def take(self, name: str) -> bool:
         """Try to go on watch as ``name``. Raises CatalogError."""
@@ -84,12 +90,12 @@ class Watch:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._session is not None:
+        session, self._session = self._session, None
+        if session is not None:
             with contextlib.suppress(SQLAlchemyError):  # a session that is broken has given up the lock by itself
-                self._session.scalar(text("SELECT pg_advisory_unlock(:key)"), {"key": _KEY})
-                self._session.invalidate()
-            self._session.close()
-            self._session = None
+                session.scalar(text("SELECT pg_advisory_unlock(:key)"), {"key": _KEY})
+            session.invalidate()
+            session.close()
 
     def _path(self) -> Path:
         return Path(f"{self._database.name}-service")
@@ -118,14 +124,30 @@ class Watch:
             try:
                 for setting in ("tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 3"):
                     session.execute(text(f"SET {setting}"))
-                if session.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _KEY}):
+                until = time.monotonic() + (_NOTICED_WITHIN if self._end_former(session) else 0.0)
+                while not (ours := bool(session.scalar(_TRY, {"key": _KEY}))) and time.monotonic() < until:
+                    time.sleep(0.05)
+                if ours:
                     self._session = session
+                    pid, since = session.execute(text(
+                        "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()")).one()
+                    self._backend = pid, since
                     return True
             except BaseException:
                 session.close()
                 raise
             session.close()
             return False
+
+    def _end_former(self, session: Connection) -> bool:
+        """A session of ours that was cut holds the lock until the server has noticed that it is dead: end it. Was there
+        one?"""
+        if self._backend is None:
+            return False
+        pid, since = self._backend
+        self._backend = None
+        return bool(session.scalar(text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                                        "WHERE pid = :pid AND backend_start = :since"), {"pid": pid, "since": since}))
 
 
 def _is_lock_of(line: Sequence[str], status: os.stat_result) -> bool:
