@@ -55,7 +55,7 @@ class ObjectivesWatch(Lookout):
         timeline = self._read(wiring, server.name)
         self._note_lags(wiring, server, timeline)
         for pair, event, broken in (*_rpo(timeline, server, now), *_rto(timeline, server, now),
-                                    *_rpo_of_others(timeline, server, now)):
+                                    *_rpo_of_places(timeline, server, now)):
             key = (pair, server.name, event.subject)
             if broken:
                 self._kept_since.pop(key, None)
@@ -100,14 +100,16 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
                          server=name), False
 
 
-def _rpo_of_others(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
-    """What would be lost were nothing left but one of the others."""
+def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
+    """What would be lost were nothing left but one of several places. Of required ones nothing is said while all places
+    together break the promise."""
     promised = server.policy.objectives.rpo
-    if promised is None:
+    if promised is None or len(server.preferred) < 2:
         return
     name, limit = server.name, format_duration(promised.total_seconds())
+    kept = timeline.rpo is not None and timeline.rpo <= promised
     for reach in timeline.destinations:
-        if reach.name not in server.others:
+        if reach.name not in (server.preferred if kept else server.others):
             continue
         if reach.rpo is not None and reach.rpo <= promised:
             yield PLACE_RPO, Event(now, PLACE_RPO.mended, Severity.INFO, f"{reach.name} alone keeps objectives.rpo "
@@ -120,7 +122,8 @@ def _rpo_of_others(timeline: Timeline, server: ServerSettings, now: datetime) ->
             f"were {name} and everything but {reach.name} lost now, {lost}; objectives.rpo promises {limit}",
             server=name, subject=reach.name, detail=reach.trouble,
             hint=f"see what it lacks: backupd replicate {name} --to {reach.name}; what is copied there only later "
-                 "cannot keep a shorter promise than the copying takes"), True
+                 "cannot keep a shorter promise than the copying takes" if reach.name in server.others else
+                 f"see what holds it up: backupd binlog status {name}; backupd check {name}"), True
 
 
 def _rto(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:

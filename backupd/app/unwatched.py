@@ -18,7 +18,7 @@ from policies.lint import streams
 
 _OF_STREAMS = frozenset(topic_of(pair.broken) for pair in (STREAM, SPOOL, PURGE))
 _OF_PLACES = frozenset({DESTINATION.broken, PLACE_RPO.broken, "replication", "destination-unreachable",
-                        "destination-filling", "copies-failed", "removal-locked", "removal-braked",
+                        "destination-filling", "copies-failed", "copies-damaged", "removal-locked", "removal-braked",
                         "manifests-missing", "rot-found"})
 """Topics of which the subject is a destination."""
 _OF_COPIES = frozenset({DESTINATION.broken, "replication"})
@@ -59,8 +59,8 @@ def _of_promise(server: ServerSettings, topic: str, place: str) -> str:
         return f"objectives.rpo of {server.name} is not promised any more"
     if topic == RTO.broken and promised.rto is None:
         return f"objectives.rto of {server.name} is not promised any more"
-    if topic == PLACE_RPO.broken and place not in server.others:
-        return f"{place} is not among the other destinations of {server.name} any more"
+    if topic == PLACE_RPO.broken and (place not in server.preferred or len(server.preferred) < 2):
+        return f"{place} is not among several destinations of {server.name} any more"
     return ""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.objectives import ObjectivesWatch
+from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import CatalogError
@@ -29,6 +30,7 @@ class Desk:
     now: datetime = NOW
     latest: datetime | None = NOW
     predicted: timedelta | None = None
+    far: datetime | None = None
 
     def __post_init__(self) -> None:
         self.watch = ObjectivesWatch(self.read)
@@ -38,7 +40,8 @@ class Desk:
             return Timeline(server, self.now, (), (), (), ())
         window = replace(_WINDOW, end=self.latest)
         reach = Reach("local", self.latest, timedelta(0), self.now - self.latest)
-        return Timeline(server, self.now, (window,), (), (reach,), (), predicted_rto=self.predicted,
+        others = (Reach("far", self.far, timedelta(0), self.now - self.far),) if self.far else ()
+        return Timeline(server, self.now, (window,), (), (reach, *others), (), predicted_rto=self.predicted,
                         objectives=Objectives())
 
     def look(self, after: timedelta = timedelta(0)) -> list[str]:
@@ -74,6 +77,28 @@ def test_what_could_be_lost_is_told_when_it_is_too_much_and_when_it_was_little_f
     assert desk.look(MINUTE) == ["rpo-kept"]
     assert desk.look(MINUTE) == []
     assert desk.wiring.catalog.lags.worst("db1", NOW) == {"local": 240.0}
+
+
+@pytest.mark.parametrize("places", ["{required: [local, far]}", "{required: [local], others: [far]}"])
+def test_a_place_that_alone_would_lose_too_much_is_told_whether_required_or_not(short_tmp: Path, places: str) -> None:
+    office = Office(short_tmp)
+    office.write()
+    text = office.file.read_text()
+    office.file.write_text(text.replace("destinations:\n", "destinations:\n  far: {type: filesystem, path: /far}\n"))
+    (short_tmp / "policies" / "gold.yaml").write_text(
+        GOLD.replace("{required: [local]}", places) + "binlog: {}\nobjectives: {rpo: 2m}\n")
+    settings = load_settings(office.file)
+    with open_catalog(settings.catalog) as catalog:
+        desk = Desk(Wiring(settings, catalog), far=NOW - 5 * MINUTE)
+        assert desk.look() == ["destination-rpo-broken"]
+        (event,) = catalog.events.list()
+        assert event.subject == "far"
+        assert "everything but far lost now, 5m of work" in event.message
+        desk.far = desk.latest = NOW + 5 * MINUTE
+        assert desk.look(5 * MINUTE) == []
+        desk.far = desk.latest = NOW + 7 * MINUTE
+        assert desk.look(2 * MINUTE) == ["destination-rpo-kept"]
+        assert desk.look(3 * MINUTE)[0] == "rpo-broken", "by all of them"
 
 
 def test_a_lag_that_goes_up_and_down_around_the_limit_is_one_incident(desk: Desk) -> None:
