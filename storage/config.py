@@ -11,11 +11,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from backupd.model.units import parse_size
 
 
-def _rate(value: object) -> object:
+def _size(value: object) -> object:
     return parse_size(value) if isinstance(value, str) else value
 
 
-Rate = Annotated[int, BeforeValidator(_rate), Field(ge=1024)]
+Rate = Annotated[int, BeforeValidator(_size), Field(ge=1024)]
 """Bytes a second, written as a size: ``20MB``."""
 
 Address = tuple[tuple[str, ...], tuple[str, ...]]
@@ -34,10 +34,12 @@ class Place(BaseModel):
         description="Whether it survives the loss of the building that the servers are in. By default folders do not, "
                     "and everything else does.")
     max_upload: Rate | None = Field(
-        None, description="The most bytes a second that are sent there, by all jobs of one process together.",
+        None, description="The most bytes a second that are sent there, by all that this host does together: jobs, "
+                          "copies and streams.",
         examples=["20MB"])
-    max_download: Rate | None = Field(None, description="The most bytes a second that are read from there.",
-                                      examples=["50MB"])
+    max_download: Rate | None = Field(
+        None, description="The most bytes a second that are read from there, by all that this host does together.",
+        examples=["50MB"])
 
     @property
     def is_off_site(self) -> bool:
@@ -120,6 +122,11 @@ class S3Config(Place):
         None, description="Nothing that is stored may be changed or deleted by anybody for `lock_days`. The bucket has "
                           "to be made with object lock.", examples=["governance"])
     lock_days: int | None = Field(None, ge=1, le=36500, description="For how long.", examples=[14])
+    capacity: Annotated[int, BeforeValidator(_size), Field(ge=1)] | None = Field(
+        None, description="How much may be stored there in all: its quota, or what you want to pay for. A bucket "
+                          "cannot be asked, so nothing tells when it will be full without this. Nothing is refused "
+                          "because of it.",
+        examples=["20TiB"])
     delete: bool = Field(
         True, examples=[False],
         description="Whether the credentials here may delete. Without, nothing is removed by this service: a rule of "

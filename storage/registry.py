@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
-from backupd.process.throttle import TokenBucket
+from backupd.process.sharedrate import SharedBucket
 from storage.breaker import BreakerDestination
 from storage.config import DestinationConfig, FilesystemConfig, S3Config
 from storage.destination import Destination
@@ -13,13 +14,15 @@ from storage.throttled import throttled
 
 
 def open_destination(name: str, config: DestinationConfig) -> Destination:
-    """The destination that ``config`` describes, no faster than its limits for all users of it together. Touches
+    """The destination that ``config`` describes, no faster than its limits for all its users on this host. Touches
     nothing: see ``is_initialised`` and ``initialise``."""
     destination = _open(name, config)
     if config.max_upload is None and config.max_download is None:
         return destination
-    return throttled(destination, put=TokenBucket(config.max_upload) if config.max_upload else None,
-                     get=TokenBucket(config.max_download) if config.max_download else None)
+    place = config.model_dump_json(exclude={"max_upload", "max_download"})
+    mark = hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:32]
+    return throttled(destination, put=SharedBucket(config.max_upload, f"{mark}-put") if config.max_upload else None,
+                     get=SharedBucket(config.max_download, f"{mark}-get") if config.max_download else None)
 
 
 def open_destinations(configs: Mapping[str, DestinationConfig]) -> dict[str, Destination]:

@@ -14,6 +14,8 @@ from backupd.model.binlog import Run
 from backupd.model.errors import BackupdError
 from backupd.model.units import format_size
 from backupd.recovery.growth import SECONDS_A_DAY, Filling, Growth, Tenant, days_until_full, fit
+from storage.config import S3Config
+from storage.destination import Space
 
 HISTORY = timedelta(days=60)
 """Older backups say little about how it grows now."""
@@ -106,15 +108,23 @@ def forecast(wiring: Wiring, destination: str) -> Forecast | None:
               if wiring.catalog.binlogs.runs(server, destination)]
     if not here and not logged:
         return None
-    space = wiring.destination(destination).space()
     parts = [_part(server, here.get(server, ()), wiring.catalog.binlogs.runs(server, destination), destination, now)
              for server in sorted({*here, *logged})]
     tenants = [Tenant(part.stored, part.added, _has_rules(wiring, part.server, destination), part.growth)
                for part in parts]
+    space = wiring.destination(destination).space() or _granted(wiring, destination, sum(one.stored for one in parts))
     filling = Filling(None, None) if space is None else days_until_full(tenants, space.free)
     ahead = tuple((days, round(sum(tenant.more_after(days) for tenant in tenants))) for days in _AHEAD)
     return Forecast(destination, now, None if space is None else space.free, tuple(parts), filling, ahead,
                     None if space is None else space.total)
+
+
+def _granted(wiring: Wiring, destination: str, stored: int) -> Space | None:
+    """The room that the configuration says a bucket has."""
+    config = wiring.settings.destinations[destination]
+    if not isinstance(config, S3Config) or config.capacity is None:
+        return None
+    return Space(config.capacity, max(0, config.capacity - stored))
 
 
 def room(wiring: Wiring, destination: str) -> list[Finding]:

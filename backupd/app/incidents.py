@@ -33,6 +33,7 @@ RPO = Pair("rpo-broken", "rpo-kept")
 RTO = Pair("rto-broken", "rto-kept")
 API = Pair("api-failed", "api-recovered")
 POLICY = Pair("policy-broken", "policy-mended")
+SLOW = Pair("destination-slow", "destination-keeps-up")
 PLACE_RPO = Pair("destination-rpo-broken", "destination-rpo-kept")
 
 

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from backupd.app.adopt import adopt_unknown
+from backupd.app.copyspeed import tell_speed
 from backupd.app.deletion import reconcile, sweep_destination
 from backupd.app.incidents import Incidents, Pair
 from backupd.app.keeping import kept_by_catalog
@@ -138,6 +139,8 @@ def bring_up_to_date(wiring: Wiring, server_name: str, place: str, run: JobRun, 
         one = _Round(wiring, server_name, place, run, pauses)
         done = one.copy_and_verify(copies=place in server.others)
         _tell(wiring, done)
+        tell_speed(wiring, server_name, place, sum(copy.sent for copy in done.copied),
+                   sum(copy.seconds for copy in done.copied))
         return done
 
 

@@ -9,7 +9,7 @@ from backupd.alerts.rules import JOB, UNDELIVERABLE, topic_of
 from backupd.app.absence import HOOK
 from backupd.app.channels import CHANNELS, EMAIL, names, recipient
 from backupd.app.heartbeat import HEARTBEAT
-from backupd.app.incidents import API, DESTINATION, PLACE_RPO, PURGE, RPO, RTO, SPOOL, STREAM
+from backupd.app.incidents import API, DESTINATION, PLACE_RPO, PURGE, RPO, RTO, SLOW, SPOOL, STREAM
 from backupd.app.replicawatch import LEG
 from backupd.app.settings import ServerSettings, Settings
 from backupd.app.wiring import Wiring
@@ -17,11 +17,11 @@ from backupd.model.incident import Incident
 from policies.lint import streams
 
 _OF_STREAMS = frozenset(topic_of(pair.broken) for pair in (STREAM, SPOOL, PURGE))
-_OF_PLACES = frozenset({DESTINATION.broken, PLACE_RPO.broken, "replication", "destination-unreachable",
+_OF_PLACES = frozenset({DESTINATION.broken, PLACE_RPO.broken, SLOW.broken, "replication", "destination-unreachable",
                         "destination-filling", "copies-failed", "copies-damaged", "removal-locked", "removal-braked",
                         "manifests-missing", "rot-found"})
 """Topics of which the subject is a destination."""
-_OF_COPIES = frozenset({DESTINATION.broken, "replication"})
+_OF_COPIES = frozenset({DESTINATION.broken, SLOW.broken, "replication"})
 """And one of the server's policy."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import os
 import secrets
@@ -50,6 +51,17 @@ def runtime_directory() -> Path:
         return own.path
 
 
+def shared_directory(name: str) -> Path:
+    """A private folder beside ``runtime_directory`` that all processes of this user share. It stays. Raises
+    RefusedError."""
+    path = _base() / name
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return path
+
+
 def _base() -> Path:
     wanted = os.environ.get("BACKUPD_RUNTIME")
     if wanted:
@@ -63,7 +75,9 @@ def _secured(base: Path) -> Path:
     try:
         # 0711: servers that we start as another user reach what is handed to them by its full path, and list
         # nothing.
-        base.mkdir(mode=0o711, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            base.mkdir(mode=0o711, parents=True)
+            base.chmod(0o711)  # whatever the umask is
         found = base.lstat()
     except OSError as error:
         raise _unusable(base, error) from error

@@ -1,0 +1,47 @@
+"""Can a destination that gets copies keep up with the backups that are taken?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from backupd.app.incidents import SLOW, Incidents
+from backupd.app.wiring import Wiring
+from backupd.backup.speed import LONG_SECONDS
+from backupd.model.backup import BackupRecord
+from backupd.model.event import Event, Severity
+from backupd.model.units import format_duration, format_size
+
+_LOOKED_AT = timedelta(days=14)
+_LEAST = timedelta(hours=1)
+"""Backups that were all taken within it say nothing about how many are to come."""
+
+
+def needed_rate(records: Iterable[BackupRecord]) -> float | None:
+    """New bytes a second that the backups of the last two weeks brought; None where there are too few of them."""
+    found = sorted(records, key=lambda record: record.finished_at)
+    found = [record for record in found if found[-1].finished_at - record.finished_at <= _LOOKED_AT]
+    if not found or (length := found[-1].finished_at - found[0].finished_at) < _LEAST:
+        return None
+    return sum(record.stats.bytes_new for record in found[1:]) / length.total_seconds()
+
+
+def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: float) -> None:
+    """``sent`` bytes of backups were copied to ``place`` in ``seconds``: one event when new backups bring more than
+    that, and one when they do not any more. Copies of less than a minute are quick enough whatever their rate.
+    Raises CatalogError."""
+    needed = needed_rate(wiring.catalog.backups.list(server))
+    if not sent or needed is None:
+        return
+    incidents, now, rate = Incidents(wiring.catalog), wiring.clock(), sent / max(seconds, 1e-9)
+    if seconds > LONG_SECONDS and rate < needed:
+        incidents.broken(SLOW, Event(
+            now, SLOW.broken, Severity.WARNING, server=server, subject=place,
+            message=f"{place} is too slow for {server}: the last copies took {format_size(sent)} in "
+                    f"{format_duration(seconds)} ({format_size(rate)}/s), and the backups of the last two weeks "
+                    f"brought {format_size(needed)}/s",
+            hint="it falls behind further with every backup: look at its line and at max_upload, copy fewer of them "
+                 "there (retention of that destination), or take backups less often"))
+    else:
+        incidents.mended(SLOW, Event(now, SLOW.mended, Severity.INFO, server=server, subject=place,
+                                     message=f"copies of {server} to {place} keep up with its backups again"))
