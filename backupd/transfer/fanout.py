@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from backupd.model.errors import BackupdError, ObjectMissingError
+from backupd.model.errors import BackupdError, LockedError, ObjectMissingError
 from backupd.model.manifest import CODEC, Entry, StoredObject
 from backupd.transfer.seal import Sealer
 from storage import layout, objects, treenames
@@ -126,13 +127,26 @@ class Fanout:
         stored = objects.named(identity, sealed)
         with self._lock:  # noted before the first byte is stored, so that a failure in between is cleaned too
             self._new[stored.name] = stored
-        for destination, meter in zip(self._destinations, self._meters, strict=True):
-            with meter.measure(stored.size):
-                objects.store(destination, stored, sealed)
+        self._store(stored, sealed)
         self._link(stored, path(stored.name))
         with self._lock:
             self._known[identity] = stored
         return Placed(stored, new=True)
+
+    def _store(self, stored: StoredObject, sealed: bytes) -> None:
+        """At all destinations side by side: an object is as slow as the slowest of them, not as all together."""
+        def at(destination: Destination, meter: LoadMeter) -> None:
+            with meter.measure(stored.size):
+                objects.store(destination, stored, sealed)
+
+        places = list(zip(self._destinations, self._meters, strict=True))
+        if len(places) == 1:
+            at(*places[0])
+            return
+        with ThreadPoolExecutor(len(places), "fan-out") as pool:
+            puts = [pool.submit(at, *place) for place in places]
+        for put in puts:
+            put.result()
 
     def _reuse(self, hit: StoredObject, path: str) -> bool:
         """Look at the object before trusting the hit: a truncated or vanished one is stored afresh instead."""
@@ -173,12 +187,13 @@ class Fanout:
 
     def forget(self, used: Collection[str]) -> None:
         """Take back new objects that are not among the names ``used``: what they were for is not part of the backup
-        any more. Raises DestinationError."""
+        any more. What may not be deleted is garbage for a sweep. Raises DestinationError."""
         with self._lock:
             idle = [name for name in self._new if name not in used]
         for name in idle:
             for destination in self._destinations:
-                destination.delete(layout.object_key(name))
+                with suppress(LockedError):  # no manifest will name it
+                    destination.delete(layout.object_key(name))
         with self._lock:
             for name in idle:
                 del self._new[name]
