@@ -45,6 +45,10 @@ class Turns:
 
 CHECKS = Turns(2)
 """Of texts that may become policies."""
+SEARCHES = Turns(2)
+"""Of archived binary logs."""
+SEARCHING = 20.0
+"""Seconds for a search."""
 
 
 class _GoneError(Exception):

@@ -3,12 +3,12 @@ operation."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
 from api.schemas.policies import ValidationRequest
@@ -71,11 +71,11 @@ def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str
 
 
 def methods_at(app: FastAPI, path: str) -> tuple[str, ...]:
-    """What is done there, of all routes of that path; nothing for what the reference does not tell of."""
-    paths = app.openapi()["paths"]
-    found: Mapping[str, Any] = paths.get(path) or next((methods for template, methods in paths.items() if re.fullmatch(
-        re.sub(r"\\{[^/]*\\}", "[^/]+", re.escape(template)), path)), {})
-    return tuple(sorted(method.upper() for method in found))
+    """What is done there, of all routes of that path."""
+    routes = [route for router in app.state.routers for route in router.routes if isinstance(route, APIRoute)]
+    found = ([route for route in routes if route.path == path]
+             or [route for route in routes if route.path_regex.match(path)])
+    return tuple(sorted({method for route in found for method in route.methods or ()}))
 
 
 def _add_problems(path: str, method: str, operation: dict[str, Any]) -> None:

@@ -37,6 +37,8 @@ CONNECTIONS = 1000
 CONNECTIONS_OF_ONE = 300
 """From one address (of IPv6: one net) that wait for what is sent next. Those that are being answered are not counted:
 behind a proxy everybody has its address."""
+LATE_SECONDS = 1.0
+"""For who connected just before the end to ask: nobody else hears what is said on that connection."""
 END_SECONDS = 8
 """For what is being answered when the server is to end."""
 
@@ -123,7 +125,20 @@ class ApiServer(Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         close_events(self._app)
+        await self._hear_the_last()
         await super().shutdown(sockets)
+
+    async def _hear_the_last(self) -> None:
+        """Take no more connections, and answer on those that were taken and on which nothing was asked yet."""
+        loop = asyncio.get_running_loop()
+        for server in self.servers:
+            for listener in server.sockets:
+                loop.remove_reader(listener.fileno())
+        deadline = loop.time() + LATE_SECONDS
+        await asyncio.sleep(0.05)  # what was taken in this very moment becomes a connection first
+        while loop.time() < deadline and any(one.cycle is None for one in self.server_state.connections
+                                             if isinstance(one, Http)):
+            await asyncio.sleep(0.02)
 
 
 def close_events(app: FastAPI) -> None:

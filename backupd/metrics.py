@@ -70,7 +70,8 @@ METRICS: tuple[Gauge, ...] = (
     Gauge("backupd_backup_last_stored_bytes", "What the newest complete backup of a kind consists of at a "
           "destination, sealed.", _B),
     Gauge("backupd_backup_last_new_bytes", "What of it was not there before.", _B),
-    Gauge("backupd_backup_last_missing_tables", "Tables that could not be dumped in the newest backup of a kind.", _B),
+    Gauge("backupd_backup_last_missing_tables", "Tables missing in the newest backup of a kind: not "
+          "dumped, or left out by the physical tool and in no logical one.", _B),
 
     Gauge("backupd_proof_last_timestamp_seconds", "When the last test restore ended.", _S),
     Gauge("backupd_proof_last_good", "1 when the last test restore found the data good.", _S),

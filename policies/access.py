@@ -40,6 +40,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_everywhere(host: str) -> bool:
+    """Does it stand for every address of this host, so that nobody can go there?"""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 class Tls(Section):
     """The certificate of the REST interface and the web page."""
 
@@ -58,7 +66,8 @@ class Api(Section):
     tls: Tls | None = Field(None, description="Without it connections are in the clear, which `check` warns of where "
                                               "others than this host can connect.")
     url: Words | None = Field(None, description="The address that people reach it at, for the links in mails; by "
-                                                "default made of listen. With https:// the page's cookies are of TLS "
+                                                "default made of listen, with this host's name where that is every "
+                                                "address. With https:// the page's cookies are of TLS "
                                                 "alone.", examples=["https://backup.example.com"])
     metrics: Literal["auto", "open", "token"] = Field(
         "auto", examples=["token"],

@@ -98,6 +98,8 @@ def _limits(limits: Limits) -> list[str]:
         reasons.append(f"a replica is more than {_span(limits.replica_lag)} behind")
     if limits.disk_latency:
         reasons.append(f"the disk takes more than {limits.disk_latency.total_seconds() * 1000:.0f} ms for a request")
+    if limits.long_queries:
+        reasons.append(f"a statement of somebody else has been running for more than {_span(limits.long_queries)}")
     if reasons:
         lines.append(f"It pauses while {', or while '.join(reasons)}, and gives up after "
                      f"{_span(limits.max_pause)} of pauses.")

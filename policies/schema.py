@@ -55,8 +55,9 @@ class Tables(Section):
     """Which tables: those that any `include` fits and no `exclude` does."""
 
     include: tuple[TablePattern, ...] = Field(
-        ("*.*",), min_length=1, description="Patterns of tables to take; `*` stands for any text.",
-        examples=[["shop.*"]])
+        ("*.*",), min_length=1, examples=[["shop.*"]],
+        description="Patterns of tables to take; `*` stands for any text. Names that hold dots or spaces are quoted "
+                    "with backticks.")
     exclude: tuple[TablePattern, ...] = Field(
         (), description="Patterns of tables to leave out.", examples=[["shop.audit_*"]])
     max_size: Size | None = Field(
@@ -94,11 +95,13 @@ class Logical(Section):
         description="More dumps, each of other tables at other times, by name. Retention keeps backups of each set by "
                     "themselves.",
         examples=[{"money": {"schedule": "every 1h", "tables": {"include": ["shop.orders", "shop.pay_*"]}}}])
-    threads: int = Field(4, ge=1, le=64, description="Tables, or pieces of large ones, that are read at once.",
-                         examples=[4])
+    threads: int = Field(
+        4, ge=1, le=64, examples=[4],
+        description="The most tables that a program reads at once; where there is little to read, it reads fewer. A "
+                    "table is read in one go; only mydumper 0.16 and later may read pieces of a large one at once.")
     chunk: Size = Field(
         "64MiB", validate_default=True, ge=SMALLEST_CHUNK, examples=["64MiB"],
-        description="Tables larger than this are read in pieces of about this size.")
+        description="The rows of tables larger than this are written into files of about this size.")
     partial: Literal["failed", "accepted"] = Field(
         "failed", examples=["accepted"],
         description="A dump in which single tables could not be read is kept either way. `failed`: it counts as a "
@@ -222,6 +225,10 @@ class Limits(Section):
         None, examples=["50ms"],
         description="Pause while the disk under the server's datadir takes longer than this for a request, on average "
                     "of two seconds; go on below half of it.")
+    long_queries: Duration | None = Field(
+        None, examples=["2m"],
+        description="Pause while a statement of another account than the service's has been running for longer than "
+                    "this; go on when it has ended. Statements are never killed.")
     max_pause: Duration = Field(
         "30m", validate_default=True, examples=["30m"],
         description="Give up when the pauses of one run add up to more than this. In a pause the redo log is not "

@@ -25,6 +25,8 @@ from restore.comparison import Common, Shape, same_key, same_value
 from restore.definitions import definition_differs
 from restore.shelf import Shelf
 
+SAMPLE = 20
+"""Keys that are shown of rows that are missing, of added ones and of changed ones, unless somebody wants more."""
 _LOOK_SECONDS = 0.2
 _BOTH = """
 SELECT COUNT(*), COALESCE(SUM({absent}), 0), COALESCE(SUM(NOT ({absent}) AND NOT ({same})), 0)
@@ -91,9 +93,10 @@ class TableDifference:
                 and not (self.columns_differ or self.definition_differs))
 
 
-def difference(connection: Connection, pairs: Sequence[Pair], *, sample: int = 20,
+def difference(connection: Connection, pairs: Sequence[Pair], *, sample: int = SAMPLE,
                cancel: Event | None = None) -> tuple[TableDifference, ...]:
-    """One for each of ``pairs``. What cannot be compared does not keep the others from being compared.
+    """One for each of ``pairs``, with at most ``sample`` keys of each sort. What cannot be compared does not keep the
+    others from being compared.
 
     Raises CancelledError soon after ``cancel``; ServerError when the server went away.
     """

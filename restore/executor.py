@@ -18,7 +18,7 @@ from backupd.engine.external import assert_local
 from backupd.engine.launch import ServerConfig
 from backupd.model.clock import Clock, format_time
 from backupd.model.errors import RefusedError, ToolMissingError
-from backupd.model.progress import Report
+from backupd.model.progress import Progress, Report
 from backupd.model.proof import Phase
 from backupd.model.server import Position, Tool
 from backupd.model.thaw import LOGS
@@ -140,6 +140,7 @@ class _Restore:
                 self._warnings += refuse_no_room(chain, site)
                 self._open(held)
             self._stage(chain, programs, clock)
+            self._report(Progress("place"))
             with self._watch.phase("restored", _data_bytes(chain)):
                 self._state = place(site, self._state, self._account, programs.tool.leftovers)
             write_marker(site.datadir, self._state)
@@ -208,14 +209,8 @@ class _Restore:
 
     def _config(self, program: str, folder: Path) -> ServerConfig:
         return server_config(
-            program,
-            self._site.datadir,
-            folder,
-            self._state.options,
-            account=self._account,
-            store=self._site.final_store,
-            memory=min(self._spec.memory_cap, SERVER_MEMORY),
-        )
+            program, self._site.datadir, folder, self._state.options, account=self._account,
+            store=self._site.final_store, memory=min(self._spec.memory_cap, SERVER_MEMORY))
 
     def _resume(self) -> bool:
         """Take up what an earlier attempt left. True when it was already put in place."""
@@ -328,8 +323,10 @@ class _Restore:
         config = self._config(program.path, look_folder(self._state.restore_id))
         size = _data_bytes(chain)
         with contextlib.ExitStack() as stack:
+            self._report(Progress("start"))
             with self._watch.phase("started", size):
                 server = stack.enter_context(looked_at(config, facts.server, replica=spec.replica))
+            self._report(Progress("verify"))
             with self._watch.phase("verified", size):
                 checks, compared = examine(
                     server.connection,
@@ -340,6 +337,7 @@ class _Restore:
                     workers=spec.workers or default_workers(),
                     report=self._report,
                 )
+        self._report(Progress("start"))
         with self._watch.phase("started", size):
             shutil.rmtree(config.directory, ignore_errors=True)
             started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))

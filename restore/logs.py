@@ -25,6 +25,7 @@ from backupd.model.errors import (
 from backupd.model.progress import Progress, Report
 from backupd.model.units import format_size
 from backupd.transfer import segments
+from backupd.transfer.segmentdoc import SegmentHeader
 from backupd.transfer.unseal import Unsealer
 from restore.fetch import default_workers
 from restore.room import RESERVE
@@ -70,7 +71,8 @@ def fetch_logs(
     """Bring the segments of every leg to ``folder``, which belongs to us; what an earlier call left there is used as
     far as its digests are right.
 
-    ``destinations`` in the order to try them, for each segment anew. Raises RefusedError for logs that do not follow
+    ``destinations`` in the order to try them, for each segment anew, and for each part of one where a part is not what
+    was stored. Raises RefusedError for logs that do not follow
     each other, naming both places; DamagedError when no destination has a segment as it was stored, ArchivedError when
     it has to be thawed first, or DestinationError when none could be asked, naming the places between which nothing can
     be replayed; KeyUnusableError, CancelledError.
@@ -184,7 +186,10 @@ class _Job:
                 path = folder / _safe(name)
                 if not _holds(path, key, header.segment.sha256):
                     _shorten(path, key.start)
-                    segments.fetch(destination, header, self._unsealer, path, append=key.start > 0)
+                    passed: list[BackupdError] = []
+                    segments.fetch(destination, header, self._unsealer, path, append=key.start > 0,
+                                   instead=self._elsewhere(destination, header, passed))
+                    failures += passed
             except (DamagedError, DestinationError, NotFoundError) as error:
                 failures.append(error)
                 continue
@@ -194,6 +199,25 @@ class _Job:
                 self._report(Progress("logs", self._done, self._total, note=name))
             return path
         raise _unreadable(name or f"file {key.number}", key, failures)
+
+
+    def _elsewhere(self, destination: Destination, header: SegmentHeader, passed: list[BackupdError]
+                   ) -> segments.Instead:
+        """A part that ``destination`` does not give, from the first other place that does; what was passed over goes to
+        ``passed``. Raises what ``destination`` said where no place has it."""
+
+        def read(number: int, error: BackupdError) -> bytes:
+            passed.append(error)
+            for other in self._destinations:
+                if other is destination:
+                    continue
+                try:
+                    return segments.read_part(other, header, number, self._unsealer)
+                except (DamagedError, DestinationError, NotFoundError) as failure:
+                    passed.append(failure)
+            raise error
+
+        return read
 
 
 def _safe(name: str) -> str:

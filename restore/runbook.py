@@ -12,29 +12,23 @@ from pathlib import Path
 from backupd.engine import clone
 from backupd.engine.dialect import dialect_of
 from backupd.engine.external import LINK_SUFFIX
-from backupd.engine.launch import ServerConfig, option_text, options_for_copy
 from backupd.engine.toolset import XTRABACKUP, Row, row_for
 from backupd.model.backup import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.manifest import Body, Header
-from backupd.model.server import Flavour, Position, ServerInfo, Tool
+from backupd.model.server import Flavour, ServerInfo, Tool
 from backupd.model.units import format_size
 from backupd.process.command import Command
 from restore.memory import MIB, choose_memory
 from restore.room import RESERVE
+from restore.runbook_logs import Step, apply_logs, choose_logs
 from restore.runbook_places import NOWHERE, render_places
+from restore.runbook_server import DATADIR, WORK, begun, option_file, programs_of, with_variables
 from storage import layout
 from storage.config import DestinationConfig
 
-# Stand for the operator's paths while commands are rendered: nothing in them needs quoting.
-_WORK, _DATADIR, _STORE = Path("/BACKUPD-WORK"), Path("/BACKUPD-DATADIR"), Path("/BACKUPD-STORE")
-_VARIABLES = {str(_STORE): "$STORE", str(_DATADIR): "$DATADIR", str(_WORK): "$WORK"}
 _ASSUMED_FREE = 4096 * MIB
 """Free memory of a host that we do not know yet."""
-_KEPT = (
-    "innodb_page_size|innodb_data_file_path|innodb_undo_tablespaces|innodb_checksum_algorithm|plugin.load.add|plugin.load"
-    "|(loose_)?file.key.management.*"
-)
 
 
 def prepare_command(
@@ -71,14 +65,17 @@ def render_runbook(
     size = header.stats.bytes_source + sum(record.stats.bytes_source for record in earlier)
     applied = size - earlier[0].stats.bytes_source if earlier else 0
     room = size + applied + redo + RESERVE
+    logged = bool(facts.position.file)
     outside = any(entry.path.endswith(LINK_SUFFIX) for entry in body.entries)
     steps = [
         _settings(header, info, facts.tool, row),
+        *([choose_logs(header, body)] if logged else []),
         _unpack(header.server, chain),
         *([] if _is_clone(facts.tool) else [_prepare(facts.tool.name, memory, len(chain) - 1)]),
         *([_outside()] if outside else []),
+        *([apply_logs(header, info)] if logged else []),
         _place(),
-        _look(row, info),
+        _look(info),
     ]
     text = _HEAD.format(
         backup=header.backup_id,
@@ -101,6 +98,8 @@ def render_runbook(
         "restoring host, under the path that they had.\n"
         if info.encrypted
         else "",
+        lost=f"\n**{header.tables_missing} tables come back without rows:** they are of engines that {facts.tool.name} "
+        "leaves out, and no logical backup took them.\n" if header.tables_missing else "",
     )
     return (
         text
@@ -110,21 +109,9 @@ def render_runbook(
             f"## {number}. {title}\n\n{why}\n\n```sh\n{script.strip()}\n```\n"
             for number, (title, why, script) in enumerate(steps, start=1)
         )
-        + (_forward(header.server, facts.position, info) if facts.position.file else "")
         + _TAIL.format(service=row.server[0].removesuffix("d"))
         + (_CONFIG.format(path=layout.config_key(header.server, header.backup_id)) if header.config else "")
     )
-
-
-def _forward(server: str, position: Position, info: ServerInfo) -> str:
-    """How binary logs are applied by hand, for a server that writes one."""
-    reader, client = ("mariadb-binlog", "mariadb") if info.flavour is Flavour.MARIADB else ("mysqlbinlog", "mysql")
-    return _FORWARD.format(
-        server=server, file=position.file, number=position.file.rpartition(".")[2], pos=position.pos, client=client,
-        reader=reader, gtids="" if info.flavour is Flavour.MARIADB else " --skip-gtids")
-
-
-_Step = tuple[str, str, str]
 
 
 def _is_clone(tool: Tool) -> bool:
@@ -132,16 +119,10 @@ def _is_clone(tool: Tool) -> bool:
     return tool.name == clone.NAME
 
 
-def _clients(info: ServerInfo) -> tuple[str, str, str]:
-    """The programs that run a statement, administrate and check tables."""
-    if info.flavour is Flavour.MARIADB:
-        return "mariadb", "mariadb-admin", "mariadb-check"
-    return "mysql", "mysqladmin", "mysqlcheck"
-
-
-def _settings(header: Header, info: ServerInfo, tool: Tool, row: Row) -> _Step:
+def _settings(header: Header, info: ServerInfo, tool: Tool, row: Row) -> Step:
     series = info.version.series
-    programs = [*([] if _is_clone(tool) else [tool.name]), row.server[0], *_clients(info)]
+    ours = programs_of(info)
+    programs = [*([] if _is_clone(tool) else [tool.name]), ours.server, ours.client, ours.admin, ours.check]
     of_tool = "" if _is_clone(tool) else (
         f"{tool.name} --no-defaults --version 2>&1 | grep -F ' {tool.version.series}.' ||"
         f" {{ echo 'needs {tool.name} {tool.version.series}' >&2; exit 1; }}\n")
@@ -172,7 +153,7 @@ mkdir -m 0711 "$WORK"
     return "Settings, and is everything here?", why, script
 
 
-def _unpack(server: str, chain: Sequence[str]) -> _Step:
+def _unpack(server: str, chain: Sequence[str]) -> Step:
     goals = ["data", *(_increment(number) for number in range(1, len(chain)))]
     script = "".join(
         f"""
@@ -188,11 +169,11 @@ sh "$WORK/{goal}.sh" "$REPOSITORY" "$WORK/{goal}"
     return "Decrypt and unpack", why, script
 
 
-def _prepare(tool: str, memory: int, increments: int) -> _Step:
+def _prepare(tool: str, memory: int, increments: int) -> Step:
     is_xtrabackup = tool == XTRABACKUP
     commands = [
         prepare_command(
-            tool, _WORK / "data", memory, _WORK / _increment(number) if number else None,
+            tool, WORK / "data", memory, WORK / _increment(number) if number else None,
             # Without it, no increment fits any more.
             switches=("--apply-log-only",) if is_xtrabackup and number < increments else ())
         for number in range(increments + 1)
@@ -230,7 +211,7 @@ def _increment(number: int) -> str:
     return f"increment-{number}"
 
 
-def _outside() -> _Step:
+def _outside() -> Step:
     script = f"""
 mkdir -p "$STORE/1"
 find "$WORK/data" -mindepth 2 -maxdepth 2 -name '*{LINK_SUFFIX}' | while IFS= read -r link; do
@@ -250,7 +231,7 @@ chown -R "$OWNER:" "$STORE"
     return "Tables from outside the data directory", why, script
 
 
-def _place() -> _Step:
+def _place() -> Step:
     script = """
 find "$WORK/data" -maxdepth 1 -type f \\( -name backup-my.cnf -o -name 'xtrabackup_*' -o -name 'mariadb_backup_*' \\) \\
     -exec mv -t "$WORK" -- {} +
@@ -270,36 +251,18 @@ chmod 0750 "$DATADIR"
     return "Put the files in place", why, script
 
 
-def _look(row: Row, info: ServerInfo) -> _Step:
-    shell, admin, check = _clients(info)
+def _look(info: ServerInfo) -> Step:
+    programs = programs_of(info)
     forget = dialect_of(info.flavour, info.version).forget_replication
     if info.flavour is Flavour.MARIADB:
         forget = f"STOP ALL SLAVES; {forget}"
-    config = ServerConfig(program=row.server[0], datadir=_DATADIR, directory=_WORK / "run",
-                          options=options_for_copy(_WORK, info.variables))
-    text = option_text(config).removeprefix("[mysqld]\n")
-    for letter in "\\$`":
-        text = text.replace(letter, "\\" + letter)
     client = '--no-defaults --socket="$WORK/run/s.sock"'
     script = f"""
-mkdir -p "$WORK/run/tmp"
-{{
-    echo '[mysqld]'
-    sed -n -E '/^({_KEPT})[ =]/p' "$WORK/backup-my.cnf"
-    cat << END_OF_OPTIONS
-{_with_variables(text).rstrip()}
-END_OF_OPTIONS
-}} > "$WORK/run/my.cnf"
-chown -R "$OWNER:" "$WORK/run"
-{row.server[0]} --defaults-file="$WORK/run/my.cnf" --user="$OWNER" &
-server=$!
-until {admin} {client} ping 2> /dev/null; do
-    kill -0 "$server" || {{ tail -n 20 "$WORK/run/error.log" >&2; exit 1; }}
-    sleep 1
-done
-{shell} {client} -e '{forget}'
-{check} {client} --all-databases --check --silent
-{admin} {client} shutdown
+{option_file(programs, info, datadir=DATADIR, found=WORK).rstrip()}
+{begun(programs, client).rstrip()}
+{programs.client} {client} -e '{forget}'
+{programs.check} {client} --default-character-set=utf8mb4 --all-databases --check --silent
+{programs.admin} {client} shutdown
 wait "$server"
 rm -rf "$WORK"
 """
@@ -311,14 +274,7 @@ rm -rf "$WORK"
 
 
 def _shown(command: Command) -> str:
-    return _with_variables(command.render())
-
-
-def _with_variables(text: str) -> str:
-    """The operator's variables in place of our stand-ins, quoted for the shell unless they are within a document."""
-    for path, variable in _VARIABLES.items():
-        text = text.replace(path, variable)
-    return text
+    return with_variables(command.render())
 
 
 _CHAIN = "| builds on | {chain}: all of them are needed, each is in `servers/` under its own name |\n"
@@ -337,7 +293,7 @@ _HEAD = """\
 | size | {files} files, {size}; free space needed: {room} |
 {chain}| sealed for | {recipients} |
 | stored at | {destinations} |
-{encrypted}
+{encrypted}{lost}
 You need the private key for one of these fingerprints, `gpg`, `zstd`, `tar`, a POSIX `sh` with the usual tools, and the
 database's own programs of series {series}. Nothing here needs backupd, and nothing changes the repository.
 
@@ -352,27 +308,6 @@ _TAIL = """
 Start the real service (`systemctl start {service}`) with its own configuration. It must agree with the source's in
 `lower_case_table_names`, `innodb_page_size`, `innodb_data_file_path` and `innodb_undo_tablespaces`. Where SELinux is
 active: `restorecon -R` on the data directory first. Then take a new backup.
-"""
-
-_FORWARD = """
-## To a later moment
-
-Binary logs that were archived since are in `binlogs/{server}/`, a folder for each unbroken history of the server, in
-it one for each piece: `NUMBER-START-END`, bytes of the log file of that number. They are needed from file `{file}` on,
-each whole (`START` 0) or in pieces of which each begins where the one before ends. Put one file together so, under its
-own name:
-
-```
-for part in "$REPOSITORY"/binlogs/{server}/HISTORY/*{number}-START-END/part-*; do gpg -q -d "$part" | zstd -q -d; done
-```
-
-Apply them in one go to a server that was started as in the last step above, before it is stopped there; with
-`--stop-position` (of the last file) or `--stop-datetime` where not everything is wanted:
-
-```
-{reader} --no-defaults{gtids} --start-position={pos} {file} NEXT-FILE ... |
-    {client} --no-defaults --binary-mode --socket="$WORK/run/s.sock"
-```
 """
 
 _CONFIG = """

@@ -143,6 +143,8 @@ _S3_HEAD = """\
 
 @where@. You need the program `aws` and credentials for it, as `aws configure` or the variables `AWS_ACCESS_KEY_ID` and
 `AWS_SECRET_ACCESS_KEY` give them, with the rights @rights@.@notes@
+Where files are missing that somebody deleted or overwrote, and the bucket keeps versions, bring them back first:
+`backupd bring-back @name@ --since TIME`, or by hand as `RECOVER.md` of this place tells.
 """
 
 _S3_LISTS = f"""\
@@ -202,18 +204,28 @@ Then:
 
 _S3_FETCH = f"""\
 ```shell
+: "${{SMALL:=5000}}"
 cat > fetch.sh << 'END_OF_SCRIPT'
 folder=$1
-set --
-for object in $(grep "^$folder" objects.txt); do
-    test -e "objects/$folder/$object" || set -- "$@" --include "$object"
+shift
+for object in "$@"; do
+    shift
+    test -e "objects/$(printf %.2s "$object")/$object" || set -- "$@" --include "*$object"
 done
 test $# -eq 0 || aws@endpoint@ s3 cp --recursive --only-show-errors@force@ --exclude '*' "$@" \\
-    @from@/objects/"$folder"/ objects/"$folder"/
+    @from@/objects/"$folder" objects/"$folder"
 END_OF_SCRIPT
-cut -c1-2 objects.txt | uniq | xargs -P 4 -n 1 sh fetch.sh
+found=$(aws@endpoint@ s3api list-objects-v2 --bucket @bucket_word@ --prefix @prefix_word@objects/ --output json \\
+    --max-items "$SMALL" --query 'length(Contents)')
+if test "$found" -lt "$SMALL"; then
+    xargs -P 4 -n 200 sh fetch.sh '' < objects.txt
+else
+    cut -c1-2 objects.txt | uniq | xargs -P 4 -I {{}} sh -c 'sh fetch.sh {{}}/ $(grep "^{{}}" objects.txt)'
+fi
 {_CHECK}```
 """
+"""Where there are many objects, each ``aws`` fetches from one folder, since it lists all that it chooses from; where
+there are few, starting it 256 times would take longer."""
 
 _S3_LOGS_HEAD = """\
 The binary logs, where a later moment than the backup's is wanted:

@@ -266,7 +266,7 @@ def _unusable(path: Path, error: OSError) -> RefusedError:
 def remove_dead(path: Path) -> tuple[str, ...]:
     """Remove scratch copies in ``path`` whose process is gone: nobody holds their lock any more. Gives their names."""
     try:
-        path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folders.make_passable(path)
     except OSError as error:
         raise _unusable(path, error) from error
     return folders.remove_dead(path, _PREFIX)

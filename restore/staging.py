@@ -152,6 +152,12 @@ def _choose(real: Path) -> Site:
         return beside
     if real.is_dir() and os.access(real, os.W_OK | os.X_OK):
         return inside
+    if os.statvfs(parent).f_flag & os.ST_RDONLY:
+        raise RefusedError(
+            f"{real} cannot be made: {parent} is read-only here",
+            hint="the service writes only where its unit says: add ReadWritePaths= in a drop-in (systemctl edit "
+                 "backupd), restart it, and try again; or run `backupd restore` from a shell",
+        )
     raise RefusedError(
         f"{real} cannot be made: {parent} is not writable",
         hint="run the restore as root, or make the empty data directory first",

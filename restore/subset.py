@@ -255,7 +255,7 @@ class _Making:
     def _nothing(self, tables: Sequence[TablePattern]) -> NotFoundError:
         last = self._work.chain[-1]
         names = tables_in(last)
-        schemas = {pattern.text.partition(".")[0] for pattern in tables}
+        schemas = {pattern.schema for pattern in tables}
         near = [name.shown for name in names if name.schema in schemas] or sorted({name.schema for name in names})
         shown = ", ".join(near[:_NAMED]) + (f" and {len(near) - _NAMED} more" if len(near) > _NAMED else "")
         return NotFoundError(

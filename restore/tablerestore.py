@@ -260,7 +260,7 @@ class _Work:
             live = read_tables(session, [pair.live for goal, pair in pairs.items() if pair.live == goal.target]).tables
         self._live = {name: one.create for name, one in live.items()}
         with self._watch.phase("compared"):
-            found = difference(into, list(pairs.values()), cancel=self._cancel)
+            found = difference(into, list(pairs.values()), sample=self._spec.keys, cancel=self._cancel)
         return dict(zip(pairs, found, strict=True))
 
     def _hand_over(self, into: Connection, goals: Sequence[TableGoal], staging: Mapping[str, str],

@@ -9,6 +9,7 @@ from pathlib import Path
 from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.dump import DumpedTable, Outcome
 from backupd.model.table import TableName
+from restore.difference import SAMPLE
 from restore.handover import Triggers
 from restore.tablenames import TableGoal
 from restore.tableplan import Source
@@ -21,6 +22,7 @@ class TablesSpec:
     tables by their names at the target, and the names that they get. ``into``: the server's name, "" for SQL files in
     ``sql``. ``whole``: schemas of which all tables were asked for, under their schema's name: what else they have comes
     back, too. ``replace``: may live tables lose their names to them? ``compare``: end before anything is handed over.
+    ``keys``: the most that are shown of each table's missing, added and changed rows.
     ``folder``: where copies and rows are kept meanwhile; ``max_bytes``: the most that they may take there, None for
     what is free; ``memory``: most bytes for prepare and for private servers. ``owner``: OS user of those. ``workers``
     0: as many as this machine can use. ``templates``, ``programs``: see ``rollforward.Means``. ``missing``: of the
@@ -42,6 +44,7 @@ class TablesSpec:
     whole: tuple[str, ...] = ()
     replace: bool = False
     compare: bool = False
+    keys: int = SAMPLE
     triggers: Triggers = Triggers.BACKUP
     max_bytes: int | None = None
     workers: int = 0

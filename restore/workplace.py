@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from backupd.model.errors import BusyError, RefusedError
+from backupd.process.folders import make_passable
 from restore.tablespec import TablesSpec
 
 _PREFIX = "tables-"
@@ -27,7 +28,8 @@ def workplace(spec: TablesSpec) -> Iterator[Path]:
     _remove_forgotten(spec.folder)
     folder = spec.folder / f"{_PREFIX}{spec.restore_id}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_passable(spec.folder)
+        folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise RefusedError(

@@ -121,7 +121,8 @@ class S3Config(Place):
     object_lock: Literal["governance", "compliance"] | None = Field(
         None, description="Nothing that is stored may be changed or deleted by anybody for `lock_days`. The bucket has "
                           "to be made with object lock.", examples=["governance"])
-    lock_days: int | None = Field(None, ge=1, le=36500, description="For how long.", examples=[14])
+    lock_days: int | None = Field(None, ge=1, le=36500, examples=[14],
+                                  description="For how long, counted from the last backup that needs it.")
     capacity: Annotated[int, BeforeValidator(_size), Field(ge=1)] | None = Field(
         None, description="How much may be stored there in all: its quota, or what you want to pay for. A bucket "
                           "cannot be asked, so nothing tells when it will be full without this. Nothing is refused "

@@ -7,7 +7,7 @@ A destination stores whole byte strings under keys (relative paths with forward 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Flag, StrEnum, auto
@@ -30,6 +30,10 @@ class Capability(Flag):
     """``checksum`` gives what the place itself computed, or checked, when it took an object."""
     AUDITED = auto()
     """And the place itself keeps comparing what it stores with that, so it tells what is there now."""
+    VERSIONS = auto()
+    """What was deleted or overwritten may still be there, and can be brought back: see ``VersionedDestination``."""
+    LOCKS = auto()
+    """What is stored may not be deleted for a time: see ``LockingDestination``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +184,15 @@ class ColdState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Coldness:
-    """``storage_class`` as the place calls it; ``until``: when a thawed copy goes away again (aware, UTC)."""
+    """``storage_class`` as the place calls it; ``until``: when a thawed copy goes away again (aware, UTC). ``refused``,
+    of what was just asked for while it was being thawed: the place goes on as it was asked before."""
 
     key: str
     size: int
     storage_class: str
     state: ColdState
     until: datetime | None = None
+    refused: bool = False
 
 
 @runtime_checkable
@@ -201,8 +207,8 @@ class ArchiveDestination(Destination, Protocol):
         """Ask for ``key`` to be readable for ``days`` days; how it stands afterwards.
 
         Repeating is harmless: what is being thawed goes on, faster where ``tier`` is a faster one and the place can do
-        that; a thawed copy stays for ``days`` days from now. Raises RefusedError for a tier that its storage class does
-        not have, ObjectMissingError.
+        that (else the answer is ``refused``); a thawed copy stays for ``days`` days from now. Raises RefusedError for a
+        tier that its storage class does not have, ObjectMissingError.
         """
         ...
 
@@ -215,6 +221,66 @@ class ChecksumDestination(Destination, Protocol):
         """The SHA-256 (64 hex) of the stored bytes of ``key`` as the place recorded it, without reading them; None
         where it has none for this object. Raises ObjectMissingError."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One of the states that ``key`` was in. ``id``: as the place calls it, None where it keeps no versions;
+    ``modified_at``: since when (aware, UTC); ``newest``: it is what is seen now; ``size``: None where ``key`` was
+    deleted then."""
+
+    key: str
+    id: str | None
+    modified_at: datetime
+    newest: bool
+    size: int | None
+
+
+@runtime_checkable
+class VersionedDestination(Destination, Protocol):
+    """A destination with the VERSIONS capability. None of this asks for the marker, which may be what is hidden."""
+
+    def versions(self, prefix: str) -> Iterator[Version]:
+        """Every state of every key that starts with ``prefix``, in the order of keys, the newest of each key first.
+        Where no versions are kept, what is there is told as the only one."""
+        ...
+
+    def open_version(self, version: Version) -> BinaryIO:
+        """Its bytes; the caller closes it. Raises ObjectMissingError, ArchivedError."""
+        ...
+
+    def version_checksum(self, version: Version) -> str | None:
+        """As ``checksum``."""
+        ...
+
+    def bring_back(self, version: Version, above: Sequence[Version]) -> None:
+        """Let ``version`` be what is seen under its key again. ``above``: the deletions that hide it, where nothing
+        else does; without any it is stored once more, as it lies there. No version is ever removed."""
+        ...
+
+
+def as_versioned(destination: Destination) -> VersionedDestination | None:
+    """``destination`` as one that may keep versions, or None where the VERSIONS capability is missing."""
+    if Capability.VERSIONS in destination.capabilities and isinstance(destination, VersionedDestination):
+        return destination
+    return None
+
+
+@runtime_checkable
+class LockingDestination(Destination, Protocol):
+    """A destination with the LOCKS capability."""
+
+    def extend(self, key: str, since: datetime) -> bool:
+        """Keep ``key`` locked for at least as long as if it had been stored at ``since`` (aware, UTC); True when that
+        had to be asked for. Never shortens. Raises ObjectMissingError."""
+        ...
+
+
+def as_locking(destination: Destination) -> LockingDestination | None:
+    """``destination`` as one that locks what is stored, or None where the LOCKS capability is missing."""
+    if Capability.LOCKS in destination.capabilities and isinstance(destination, LockingDestination):
+        return destination
+    return None
 
 
 def as_archive(destination: Destination) -> ArchiveDestination | None:

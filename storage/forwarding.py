@@ -5,7 +5,7 @@ It has the methods of every capability; which of them mean something, ``capabili
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import BinaryIO
 
@@ -16,10 +16,13 @@ from storage.destination import (
     ChecksumDestination,
     Coldness,
     Destination,
+    LockingDestination,
     ObjectInfo,
     Space,
     Tier,
     TreeDestination,
+    Version,
+    VersionedDestination,
 )
 
 
@@ -90,7 +93,7 @@ class ForwardingDestination:
     def identity(self, key: str) -> tuple[int, int]:
         return self._tree.identity(key)
 
-    # -- ARCHIVE and CHECKSUMS
+    # -- ARCHIVE, CHECKSUMS, LOCKS and VERSIONS
 
     def coldness(self, key: str) -> Coldness:
         return self._archive.coldness(key)
@@ -103,6 +106,23 @@ class ForwardingDestination:
             raise self._incapable("checksums")
         return self._inner.checksum(key)
 
+    def extend(self, key: str, since: datetime) -> bool:
+        if not isinstance(self._inner, LockingDestination):
+            raise self._incapable("object lock")
+        return self._inner.extend(key, since)
+
+    def versions(self, prefix: str) -> Iterator[Version]:
+        return self._versioned.versions(prefix)
+
+    def open_version(self, version: Version) -> BinaryIO:
+        return self._versioned.open_version(version)
+
+    def version_checksum(self, version: Version) -> str | None:
+        return self._versioned.version_checksum(version)
+
+    def bring_back(self, version: Version, above: Sequence[Version]) -> None:
+        self._versioned.bring_back(version, above)
+
     @property
     def _tree(self) -> TreeDestination:
         if not isinstance(self._inner, TreeDestination):
@@ -113,6 +133,12 @@ class ForwardingDestination:
     def _archive(self) -> ArchiveDestination:
         if not isinstance(self._inner, ArchiveDestination):
             raise self._incapable("archive classes")
+        return self._inner
+
+    @property
+    def _versioned(self) -> VersionedDestination:
+        if not isinstance(self._inner, VersionedDestination):
+            raise self._incapable("versions")
         return self._inner
 
     def _incapable(self, what: str) -> DestinationError:

@@ -248,7 +248,12 @@ def cold_kind(key: str) -> Literal["object", "log"] | None:
 
 
 def comes_and_goes(key: str) -> bool:
-    """Is ``key`` that of a lease, a mark or a note: nothing that a lock may keep from being taken away?"""
+    """Is ``key`` that of a lease, a mark, a note, or of a piece of a binary log that begins behind its file's
+    beginning: nothing that a lock may keep from being taken away? A piece that begins with its file may become the
+    whole of it."""
+    owner = segment_of(key)
+    if owner is not None:
+        return owner[1].start > 0
     return key.partition("/")[0] + "/" in {INTENTS, PINS, SWEEPS, TOMBSTONES, QUARANTINE, MARKS, HELD}
 
 

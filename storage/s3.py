@@ -12,7 +12,7 @@ import json
 import secrets
 import time
 from base64 import b64decode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,9 +20,9 @@ from botocore.exceptions import ClientError
 
 from backupd.model.clock import Clock, format_time
 from backupd.model.errors import ArchivedError, DestinationError, ObjectMissingError, RefusedError
-from storage import layout, s3archive
+from storage import layout, s3archive, s3lock, s3versions
 from storage.config import S3Config
-from storage.destination import Capability, Coldness, ObjectInfo, Space, Tier
+from storage.destination import Capability, Coldness, ObjectInfo, Space, Tier, Version
 from storage.folder import FORMAT
 from storage.s3client import BEGIN_SECONDS, READ_SECONDS, Bucket
 from storage.s3download import open_download
@@ -66,7 +66,9 @@ class S3Destination:
         cold = classes & {*s3archive.ARCHIVE_CLASSES, s3archive.TIERING}
         # Other servers keep the checksum of an upload beside the bytes, and tell it whatever became of these.
         audited = Capability.AUDITED if self._config.endpoint_url is None else Capability.NONE
-        return Capability.CHECKSUMS | audited | (Capability.ARCHIVE if cold else Capability.RULES)
+        locks = Capability.LOCKS if self._config.object_lock is not None else Capability.NONE
+        return Capability.CHECKSUMS | Capability.VERSIONS | audited | locks | (
+            Capability.ARCHIVE if cold else Capability.RULES)
 
     def close(self) -> None:
         """Give the connections back; the next call makes new ones."""
@@ -79,7 +81,8 @@ class S3Destination:
         self._require(f"writing {key}")
         immutable = key.startswith(layout.OBJECTS) or key.rpartition("/")[2] in _NEVER_REPLACED
         taken = (lambda sha256, token: self._is_same(key, sha256, token)) if immutable else None
-        done = Upload(self._bucket, key, self._headers(key), taken).store(stream, self._running)
+        headers = self._headers(key)
+        done = Upload(self._bucket, key, headers, taken).store(stream, self._running)
         try:
             head = self._head(key, f"looking at {key} after it was written")
         except ObjectMissingError as error:
@@ -89,6 +92,11 @@ class S3Destination:
         if head["ETag"] == done.etag and head["ContentLength"] != done.size:
             raise DestinationError(f"{self._bucket.words.place} keeps {head['ContentLength']} of the {done.size} bytes "
                                    f"of {key}", hint="look at the server's log; it is tried again later")
+        until = headers.get("ObjectLockRetainUntilDate")
+        if until is not None and not s3lock.is_locked(head, until):
+            if head["ETag"] == done.etag:  # else it was there already, or somebody has put something else since
+                raise s3lock.not_locked(self._bucket, key, until)
+            s3lock.lengthen(self._bucket, key, head, until)
         return ObjectInfo(key, done.size, _second(head["LastModified"]))
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
@@ -186,6 +194,29 @@ class S3Destination:
         if "-" not in told:
             return b64decode(told).hex()
         return head["Metadata"].get(SHA256)
+
+    # Versions and object lock
+
+    def versions(self, prefix: str) -> Iterator[Version]:
+        return s3versions.versions(self._bucket, prefix, _is_ours)
+
+    def open_version(self, version: Version) -> BinaryIO:
+        return s3versions.opened(self._bucket, version)
+
+    def version_checksum(self, version: Version) -> str | None:
+        return s3versions.checksum(self._bucket, version)
+
+    def bring_back(self, version: Version, above: Sequence[Version]) -> None:
+        s3versions.bring_back(self._bucket, version, above, self._headers(version.key))
+        self._seen = None if version.key == layout.REPOSITORY else self._seen
+        self.extend(version.key, self._clock())
+
+    def extend(self, key: str, since: datetime) -> bool:
+        layout.check_key(key)
+        until = s3lock.locked_until(self._config, key, since)
+        if until is None:
+            return False
+        return s3lock.lengthen(self._bucket, key, self._head(key, f"looking at {key}"), until)
 
     # The marker
 
@@ -298,10 +329,7 @@ class S3Destination:
             headers["ServerSideEncryption"] = config.server_side_encryption
         if config.kms_key is not None:
             headers["SSEKMSKeyId"] = config.kms_key
-        if config.object_lock is not None and config.lock_days is not None and not layout.comes_and_goes(key):
-            headers["ObjectLockMode"] = config.object_lock.upper()
-            headers["ObjectLockRetainUntilDate"] = self._clock() + timedelta(days=config.lock_days)
-        return headers
+        return headers | s3lock.lock_headers(config, key, self._clock())
 
     def _refuse_locked(self, key: str, doing: str) -> None:
         """Raises LockedError while an object lock keeps ``key``; ObjectMissingError."""

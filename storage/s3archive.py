@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,8 @@ def thaw(client: S3Client, place: Place, tier: Tier, days: int, now: datetime) -
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         if code == _UNDER_WAY:
-            return before if before.state is ColdState.THAWING else coldness(client, place, now)
+            stands = before if before.state is ColdState.THAWING else coldness(client, place, now)
+            return replace(stands, refused=True)
         if code == _NO_CAPACITY:
             raise DestinationError(
                 f"destination {place.destination} has no capacity for expedited thaws right now", detail=str(error),

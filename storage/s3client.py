@@ -7,10 +7,12 @@ attempts, this counts seconds.
 from __future__ import annotations
 
 import functools
+import os
 import random
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import boto3
@@ -24,7 +26,7 @@ from urllib3.exceptions import HTTPError
 
 from backupd.model.errors import BackupdError
 from storage.config import S3Config
-from storage.s3errors import Explainer, may_pass
+from storage.s3errors import Explainer, is_about_identity, may_pass
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -40,6 +42,9 @@ ATTEMPTS = 6
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
 CONNECTIONS = 32
+_USUAL_FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+RENEW_SECONDS = 60.0
+"""Credentials that are refused are read again at once where their files have changed, and else no more often."""
 _ANY_REGION = "us-east-1"
 """What servers that are not Amazon's, and know no regions, take for one."""
 
@@ -58,6 +63,8 @@ class Bucket:
         self._begin_seconds = begin_seconds
         self._lock = threading.Lock()
         self._clients: dict[bool, S3Client] = {}
+        self._read_at = 0.0
+        self._read_from: tuple[_Stamp, ...] = ()
 
     @property
     def name(self) -> str:
@@ -81,10 +88,16 @@ class Bucket:
         ``begun`` (monotonic): since when this has been tried already. ``patient``: a server may take minutes to answer.
         """
         begun = time.monotonic() if begun is None else begun
+        renewed = False
         for attempt in range(1, ATTEMPTS + 1):
+            client: S3Client | None = None
             try:
-                return ask(self._made(patient=patient))
+                client = self._made(patient=patient)
+                return ask(client)
             except (BotoCoreError, ClientError, HTTPError, OSError) as error:
+                if not renewed and attempt < ATTEMPTS and is_about_identity(error) and self._renew(client):
+                    renewed = True
+                    continue
                 if isinstance(error, ClientError) and expect is not None and expect(error):
                     raise
                 pause = pause_after(attempt)
@@ -106,9 +119,41 @@ class Bucket:
 
     def _made(self, *, patient: bool) -> S3Client:
         with self._lock:
+            if not self._clients:
+                self._read_at, self._read_from = time.monotonic(), _stamps(self.config)
             if patient not in self._clients:
                 self._clients[patient] = _client(self.config, PATIENT_SECONDS if patient else self._read_seconds)
             return self._clients[patient]
+
+
+    def _renew(self, refused: S3Client | None) -> bool:
+        """The credentials of ``refused`` are not taken: may there be others by now? Then the next client reads them."""
+        gone: dict[bool, S3Client] = {}
+        with self._lock:
+            if refused in self._clients.values():
+                if self._read_from == _stamps(self.config) and time.monotonic() < self._read_at + RENEW_SECONDS:
+                    return False
+                gone, self._clients = self._clients, {}
+        for client in gone.values():
+            client.close()
+        return refused is not None
+
+
+_Stamp = tuple[int, int, int] | None
+
+
+def _stamps(config: S3Config) -> tuple[_Stamp, ...]:
+    """What changes when the files that credentials are read from are written again or replaced."""
+    return tuple(_stamp(path) for path in ([config.credentials_file] if config.credentials_file is not None else [
+        Path(os.environ.get(name) or usual).expanduser() for name, usual in _USUAL_FILES.items()]))
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def pause_after(attempt: int) -> float:

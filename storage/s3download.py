@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 20
 
 
-def open_download(bucket: Bucket, key: str, offset: int, length: int | None) -> BinaryIO:
-    """Bytes of ``key`` from ``offset``, at most ``length``; the caller closes it. Raises ObjectMissingError at once."""
-    raw = Download(bucket, key, offset, None if length is None else offset + length)
+def open_download(bucket: Bucket, key: str, offset: int, length: int | None, *, version: str = "") -> BinaryIO:
+    """Bytes of ``key`` from ``offset``, at most ``length``; the caller closes it. Raises ObjectMissingError at once.
+    ``version``: of an earlier state of it."""
+    raw = Download(bucket, key, offset, None if length is None else offset + length, version)
     return io.BufferedReader(raw, _CHUNK)
 
 
 class Download(io.RawIOBase):
     """``end``: of the bytes that are wanted, excluded; None for all."""
 
-    def __init__(self, bucket: Bucket, key: str, offset: int, end: int | None) -> None:
+    def __init__(self, bucket: Bucket, key: str, offset: int, end: int | None, version: str = "") -> None:
         super().__init__()
+        self._version = version
         self._bucket = bucket
         self._key = key
         self._doing = f"reading {key}"
@@ -113,6 +115,8 @@ class Download(io.RawIOBase):
         fields = {"Bucket": self._bucket.config.bucket, "Key": self._bucket.full(self._key)}
         if wanted:
             fields["Range"] = wanted
+        if self._version:
+            fields["VersionId"] = self._version
         if self._etag not in {"", "-"}:
             fields["IfMatch"] = self._etag
         answer = client.get_object(**fields)  # type: ignore[arg-type]  # optional fields

@@ -91,6 +91,14 @@ def may_pass(error: Exception) -> bool:
     return isinstance(error, (*_UNREACHABLE, OSError))
 
 
+def is_about_identity(error: Exception) -> bool:
+    """May the credentials be to blame? A place may say so of credentials that it does not know (any more) as well as of
+    those that may not do this; an answer without a body has only its number."""
+    if isinstance(error, ClientError):
+        return code_of(error) in _WRONG_CREDENTIALS | _NOT_ALLOWED | {"401", "403", "Unauthorized"}
+    return isinstance(error, _NO_IDENTITY)
+
+
 def is_missing(error: ClientError) -> bool:
     """No such key; and, as far as an answer without a body tells, perhaps no such bucket."""
     return code_of(error) in {"NoSuchKey", "404", "NotFound", "NoSuchVersion"}

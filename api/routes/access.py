@@ -59,6 +59,7 @@ def list_audit(request: Request, query: Annotated[AuditQuery, Query()], actor: C
     """Who did what, newest first."""
     require_all(actor)
     found = wiring.catalog.audit.list(
-        actor=query.actor, action=query.action, server=query.server, limit=query.limit + 1,
+        actor=query.actor, action=query.action, server=query.server, subject=query.subject,
+        outcome=query.outcome, span=query.span, limit=query.limit + 1,
         before=None if query.after is None else number_of(query.after))
     return page(request, Listed.of(found, query.limit, lambda entry: str(entry.number)))

@@ -19,14 +19,15 @@ _OPEN = {"open": True, "closed": False, "all": None}
 @router.get("/alerts", dependencies=[VIEWER], response_model=list[Incident])
 def list_alerts(request: Request, query: Annotated[AlertsQuery, Query()], service: Acting) -> JSONResponse:
     """What is not as it should be, newest first, each with the next step."""
-    return page(request, cut(service.alerts(query.server, is_open=_OPEN[query.state], before=query.after,
-                                            limit=query.limit + 1), query.limit))
+    return page(request, cut(service.telling.alerts(
+        query.server, is_open=_OPEN[query.state], severity=query.severity, span=query.span, before=query.after,
+        limit=query.limit + 1), query.limit))
 
 
 @router.post("/alerts/test", dependencies=[ADMIN], response_model=list[Message], status_code=202)
 def test_alerts(service: Acting) -> JSONResponse:
-    """Send a test message by every channel. `GET /v1/messages` tells what became of them."""
-    return JSONResponse([message.as_json() for message in service.test_alerts()], 202)
+    """Have a test message sent by every channel. `GET /v1/messages` tells what became of them."""
+    return JSONResponse([message.as_json() for message in service.telling.test(wait=False)], 202)
 
 
 @router.post("/alerts/{id}/acknowledge", dependencies=[OPERATOR], response_model=Incident)
@@ -40,5 +41,6 @@ def acknowledge_alert(
 @router.get("/messages", dependencies=[VIEWER], response_model=list[Message])
 def list_messages(request: Request, query: Annotated[MessagesQuery, Query()], service: Acting) -> JSONResponse:
     """Messages that were sent, or wait to be, newest first."""
-    return page(request, cut(service.messages(state=query.state, incident=query.incident, before=query.after,
-                                              limit=query.limit + 1), query.limit))
+    return page(request, cut(service.telling.messages(
+        state=query.state, incident=query.incident, span=query.span, before=query.after, limit=query.limit + 1),
+        query.limit))

@@ -10,20 +10,34 @@ from typing import Any, Protocol
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from api.auth import allowed
+from api.schemas.base import Whole
 from backupd.catalog.listed import Listed
-from backupd.model.access import Role
+from backupd.model.access import Actor, Role
+from backupd.model.errors import UsageError
 from backupd.model.job import JobRecord
 
 VERSION = "/v1"
 
-VIEWER: Any = Depends(allowed(Role.VIEWER))
-OPERATOR: Any = Depends(allowed(Role.OPERATOR))
-ADMIN: Any = Depends(allowed(Role.ADMIN))
-"""Who may use a route, for its ``dependencies``."""
+
+def _asking(role: Role) -> Any:
+    async def asked(request: Request, _actor: Actor = Depends(allowed(role))) -> None:  # noqa: B008  FastAPI's way
+        """Only what the route has a name for: a filter that is not known is told, and not ignored."""
+        route: APIRoute = request.scope["route"]
+        if not route.dependant.query_params and (strange := tuple(request.query_params)):
+            raise RequestValidationError([{"loc": ("query", name), "msg": "is not known here"} for name in strange])
+
+    return Depends(asked)
+
+
+VIEWER: Any = _asking(Role.VIEWER)
+OPERATOR: Any = _asking(Role.OPERATOR)
+ADMIN: Any = _asking(Role.ADMIN)
+"""Who may use a route, for its ``dependencies``. A route without parameters behind the ``?`` takes none."""
 
 
 class Told(Protocol):
@@ -48,6 +62,18 @@ def one(value: Told) -> JSONResponse:
 def several(values: Iterable[Told]) -> JSONResponse:
     """A list that is never long."""
     return JSONResponse([value.as_json() for value in values])
+
+
+def part(request: Request, values: Iterable[Any], asked: Whole) -> JSONResponse:
+    """Of a list that is told whole unless a part of it is asked for. ``values``: all of it, in its order."""
+    told = [value for value in values if asked.status is None or value.status == asked.status]
+    names = [value.name for value in told]
+    if asked.after is not None and asked.after in names:
+        told = told[names.index(asked.after) + 1:]
+    elif asked.after is not None:
+        raise UsageError(f"{asked.after[:80]!r} is no cursor", hint="begin with the first page")
+    limit = len(told) if asked.limit is None else asked.limit
+    return page(request, Listed.of(told, limit, lambda value: str(value.name)))
 
 
 def page(request: Request, listed: Listed[Any]) -> JSONResponse:

@@ -8,7 +8,7 @@ from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from api.auth import Acting
-from api.routes.answers import ADMIN, OPERATOR, VIEWER, accepted, one, page, router_of
+from api.routes.answers import ADMIN, OPERATOR, VERSION, VIEWER, accepted, one, page, router_of
 from api.schemas.backups import (
     Backup,
     BackupDetail,
@@ -41,8 +41,8 @@ def request_backup(asked: BackupRequest, service: Acting) -> JSONResponse:
 @router.get("/backups", dependencies=[VIEWER], response_model=list[Backup])
 def list_backups(request: Request, query: Annotated[BackupsQuery, Query()], service: Acting) -> JSONResponse:
     """Backups, newest first; deleted ones, too, while they can be undeleted."""
-    return page(request, service.listings.backups(query.server, kind=query.kind, state=query.state, limit=query.limit,
-                                                  after=query.after))
+    return page(request, service.listings.backups(query.server, kind=query.kind, state=query.state, span=query.span,
+                                                  limit=query.limit, after=query.after))
 
 
 @router.get("/backups/{id}", dependencies=[VIEWER], response_model=BackupDetail)
@@ -53,10 +53,16 @@ def show_backup(backup_id: BackupId, service: Acting) -> JSONResponse:
 
 @router.delete("/backups/{id}", dependencies=[ADMIN], response_model=Deleted)
 def delete_backup(backup_id: BackupId, query: Annotated[DeleteQuery, Query()], service: Acting) -> JSONResponse:
-    """Mark a backup as deleted; it goes after the grace period. Never the last one that can be restored."""
-    done = service.delete(backup_id, now=query.now, with_increments=query.with_increments)
-    return JSONResponse({"id": backup_id, "removed": query.now and not done.held, "held": list(done.held),
-                         "forgotten": list(done.forgotten)})
+    """Mark a backup as deleted; it goes after the grace period, or with `now` as soon as a job gets to it (`job`, and
+    its address in `Location`). Never the last one that can be restored."""
+    job = None
+    if query.now:
+        done, job = service.requests.remove(backup_id, with_increments=query.with_increments)
+    else:
+        done = service.delete(backup_id, with_increments=query.with_increments)
+    return JSONResponse({"id": backup_id, "removed": not done.marked, "held": list(done.held),
+                         "forgotten": list(done.forgotten), "job": job.as_json() if job is not None else None},
+                        headers={"Location": f"{VERSION}/jobs/{job.id}"} if job is not None else None)
 
 
 @router.post("/backups/{id}/undelete", dependencies=[ADMIN], response_model=Undeleted)

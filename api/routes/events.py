@@ -37,13 +37,13 @@ async def list_events(
 ) -> Response:
     """As a list, newest first, with `Accept: application/json`. Else as an endless stream (server-sent events): pieces
     named `event`, whose id is the event's number, and `job`, whenever the state or the progress of a job changes; of
-    one `job` also as it is now. `Last-Event-ID` goes on where an earlier stream ended; `limit`, `after` and `kind` are
-    of the list alone."""
+    one `job` also as it is now. `Last-Event-ID` goes on where an earlier stream ended; `limit`, `after`, `kind`,
+    `severity`, `since` and `until` are of the list alone."""
     accept = request.headers.get("accept", "")
     if "application/json" in accept and "text/event-stream" not in accept:
         return page(request, await run_in_threadpool(
-            service.listings.events, query.server, kind=query.kind, job=query.job, limit=query.limit,
-            after=query.after))
+            service.listings.events, query.server, kind=query.kind, job=query.job, severity=query.severity,
+            span=query.span, limit=query.limit, after=query.after))
     if query.job is not None:
         await run_in_threadpool(service.job, query.job)  # one that is not there is told at once
     pieces = stream(broadcaster, site.wiring, Wanted(actor, query.server, query.job),

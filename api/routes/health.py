@@ -1,9 +1,12 @@
-"""What machines ask: does the process live, is it ready, is a server in rotation, and what is measured."""
+"""What machines ask: does the process live, is it ready, is a server in rotation, and what is measured.
+
+Load balancers and monitors ask the first three by HEAD and by OPTIONS, too: the status is what they look at.
+"""
 
 from __future__ import annotations
 
 import weakref
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from fastapi.responses import JSONResponse, Response
@@ -23,6 +26,8 @@ _NOT_READY = 503
 _PRESENCES: weakref.WeakKeyDictionary[Catalog, dict[str, tuple[bool, str]]] = weakref.WeakKeyDictionary()
 """What was told of each server last, of each open catalog."""
 _NO_STORE = {"Cache-Control": "no-store"}
+_PROBED: dict[str, Any] = {"include_in_schema": False, "dependencies": [Depends(anybody)]}
+"""The same answer by another method."""
 ServerName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", examples=["shop-db1"])]
 
 
@@ -34,12 +39,16 @@ async def may_measure(request: Request) -> Actor | None:
     return actor
 
 
+@router.head("/healthz", **_PROBED)
+@router.options("/healthz", **_PROBED)
 @router.get("/healthz", summary="Does the process live?", response_model=Alive, dependencies=[Depends(anybody)])
 async def healthz() -> Response:
     """Asks nobody else: it answers as long as the process does."""
     return JSONResponse({"status": "ok"}, headers=_NO_STORE)
 
 
+@router.head("/readyz", **_PROBED)
+@router.options("/readyz", **_PROBED)
 @router.get("/readyz", summary="Is it ready?", response_model=Ready, dependencies=[Depends(anybody)],
             responses={_NOT_READY: {"model": Ready, "description": "Not ready; `reasons` say why."}})
 def readyz(site: OnSite) -> Response:
@@ -56,6 +65,8 @@ def readyz(site: OnSite) -> Response:
     return JSONResponse({"ready": not reasons, "reasons": reasons}, _NOT_READY if reasons else 200, headers=_NO_STORE)
 
 
+@router.head("/healthz/servers/{server}", **_PROBED)
+@router.options("/healthz/servers/{server}", **_PROBED)
 @router.get("/healthz/servers/{server}", summary="Is a database server in rotation?", response_model=Presence,
             dependencies=[Depends(anybody)], responses={
                 404: {"model": Problem, "description": "There is no such server."},

@@ -20,8 +20,8 @@ JobId = Annotated[str, Path(alias="id", pattern=r"^[A-Za-z0-9-]{1,64}$", example
 @router.get("/jobs", dependencies=[VIEWER], response_model=list[Job])
 def list_jobs(request: Request, query: Annotated[JobsQuery, Query()], service: Acting) -> JSONResponse:
     """Jobs, newest first."""
-    return page(request, service.listings.jobs(query.server, kind=query.kind, state=query.state, limit=query.limit,
-                                               after=query.after))
+    return page(request, service.listings.jobs(query.server, kind=query.kind, state=query.state, span=query.span,
+                                               limit=query.limit, after=query.after))
 
 
 @router.get("/jobs/{id}", dependencies=[VIEWER], response_model=Job)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from fastapi import Query, Request
 from fastapi.responses import JSONResponse
 
 from api.auth import Acting, CurrentActor
-from api.routes.answers import VIEWER, router_of, several
+from api.routes.answers import VIEWER, part, router_of, several
 from api.schemas.access import Key
+from api.schemas.base import Whole
 from api.schemas.servers import Destination
 
 router = router_of("destinations")
 
 
 @router.get("/destinations", dependencies=[VIEWER], response_model=list[Destination])
-def list_destinations(actor: CurrentActor, service: Acting) -> JSONResponse:
+def list_destinations(request: Request, query: Annotated[Whole, Query()], actor: CurrentActor,
+                      service: Acting) -> JSONResponse:
     """Every destination: does it answer, how full is it, what is still to be copied there. Empty for a token that sees
     some servers only."""
-    return several(service.places() if actor.sees("") else ())
+    return part(request, service.places() if actor.sees("") else (), query)
 
 
 @router.get("/keys", dependencies=[VIEWER], response_model=list[Key])

@@ -17,8 +17,8 @@ router = router_of("proofs")
 @router.get("/proofs", dependencies=[VIEWER], response_model=list[Proof])
 def list_proofs(request: Request, query: Annotated[ProofsQuery, Query()], service: Acting) -> JSONResponse:
     """Test restores, newest first."""
-    return page(request, service.listings.proofs(query.server, backup=query.backup, limit=query.limit,
-                                                 after=query.after))
+    return page(request, service.listings.proofs(query.server, backup=query.backup, outcome=query.outcome,
+                                                 span=query.span, limit=query.limit, after=query.after))
 
 
 @router.get("/proofs/{id}", dependencies=[VIEWER], response_model=Proof)

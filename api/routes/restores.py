@@ -72,7 +72,7 @@ def start_restore(asked: Wanted, service: Acting) -> JSONResponse:
 @router.get("/restores", dependencies=[VIEWER], response_model=list[Restore])
 def list_restores(request: Request, query: Annotated[RestoresQuery, Query()], service: Acting) -> JSONResponse:
     """Restores, newest first."""
-    return page(request, service.listings.restores(query.server, state=query.state, limit=query.limit,
+    return page(request, service.listings.restores(query.server, state=query.state, span=query.span, limit=query.limit,
                                                    after=query.after))
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Path, Query, Request
 from fastapi.responses import JSONResponse
 
 from api.auth import Acting
-from api.routes.answers import ADMIN, VIEWER, accepted, one, router_of, several
+from api.limits import SEARCHES, SEARCHING
+from api.routes.answers import ADMIN, VIEWER, accepted, one, page, part, router_of, several
+from api.schemas.base import Whole
 from api.schemas.jobs import Accepted
 from api.schemas.retention import ApplyRequest, Decisions
 from api.schemas.search import Found, SearchQuery
 from api.schemas.servers import Server
 from api.schemas.timeline import Timeline
+from backupd.catalog.listed import Listed
 
 router = router_of("servers")
 
@@ -22,9 +25,9 @@ ServerName = Annotated[str, Path(description="Name of a server, as the configura
 
 
 @router.get("/servers", dependencies=[VIEWER], response_model=list[Server])
-def list_servers(service: Acting) -> JSONResponse:
+def list_servers(request: Request, query: Annotated[Whole, Query()], service: Acting) -> JSONResponse:
     """Every server at a glance: is it recoverable, up to when, and what is wrong."""
-    return several(service.overview())
+    return part(request, service.overview(), query)
 
 
 @router.get("/servers/{server}", dependencies=[VIEWER], response_model=Server)
@@ -53,11 +56,14 @@ def apply_retention(server: ServerName, service: Acting, asked: ApplyRequest | N
 
 
 @router.get("/servers/{server}/binlog/search", dependencies=[VIEWER], response_model=list[Found])
-def search_binlogs(server: ServerName, query: Annotated[SearchQuery, Query()], service: Acting) -> JSONResponse:
+def search_binlogs(request: Request, server: ServerName, query: Annotated[SearchQuery, Query()],
+                   service: Acting) -> JSONResponse:
     """Find transactions in the archived binary logs, oldest first: who deleted these rows, and what is the moment right
-    before that?"""
-    return several(service.search_binlogs(
-        server, tables=query.table, kinds=query.kind, since=query.since, until=query.until, gtid=query.gtid,
-        limit=query.limit, branch=query.branch))
+    before that? One that takes longer than 20 seconds is refused, and says how far it came: narrow it in time."""
+    with SEARCHES.one("binary logs are searched"):
+        found = list(service.search_binlogs(
+            server, tables=query.table, kinds=query.kind, since=query.since, until=query.until, gtid=query.gtid,
+            limit=query.limit + 1, branch=query.branch, after=query.after, seconds=SEARCHING))
+    return page(request, Listed.of(found, query.limit, lambda one: one.cursor))
 
 

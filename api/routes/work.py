@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Query, Request
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
 from api.auth import Acting
-from api.routes.answers import OPERATOR, VERSION, VIEWER, accepted, router_of
-from api.schemas.base import Name
-from api.schemas.base import Query as Parameters
+from api.routes.answers import OPERATOR, VERSION, VIEWER, accepted, page, router_of
+from api.schemas.base import Name, Page
 from api.schemas.jobs import Accepted, AcceptedJobs
 from api.schemas.proofs import ReplicationRequest, TestRestoreRequest, VerificationRequest
 from api.schemas.restores import Thaw, Thawed, ThawRequest
+from backupd.catalog.listed import Listed
+from backupd.model.job import JobRecord
+from backupd.model.thaw import Thawing
 
 router = router_of("work")
 
 
-class ThawsQuery(Parameters):
+class ThawsQuery(Page):
     """Which thaws."""
 
-    server: Name | None = None
+    server: Name | None = Field(None, description="Only those of this server.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Thaw:
+    """One, with its job."""
+
+    job: JobRecord
+    thaw: Thawing
+
+    def as_json(self) -> dict[str, Any]:
+        return {"job": self.job.as_json(), "thaw": self.thaw.as_json()}
 
 
 @router.post("/test-restores", dependencies=[OPERATOR], response_model=Accepted, status_code=202)
@@ -53,6 +68,7 @@ def request_thaw(asked: ThawRequest, service: Acting) -> JSONResponse:
 
 
 @router.get("/thaws", dependencies=[VIEWER], response_model=list[Thaw])
-def list_thaws(query: Annotated[ThawsQuery, Query()], service: Acting) -> JSONResponse:
+def list_thaws(request: Request, query: Annotated[ThawsQuery, Query()], service: Acting) -> JSONResponse:
     """What is being thawed, and what was, newest first."""
-    return JSONResponse([{"job": job.as_json(), "thaw": thaw.as_json()} for job, thaw in service.thaws(query.server)])
+    found = service.listings.thaws(query.server, limit=query.limit, after=query.after)
+    return page(request, Listed(tuple(_Thaw(*one) for one in found.items), found.next))

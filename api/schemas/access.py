@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.base import Asked, Line, Moment, Name, Page, Shape, Text, Time, example
+from api.schemas.base import Asked, Dated, Line, Moment, Name, Page, Shape, Text, Time, example
 from backupd.model.access import Role, Via
 
 _TOKEN: dict[str, Any] = {
@@ -53,10 +53,13 @@ class TokensQuery(Page):
     pass
 
 
-class AuditQuery(Page):
+class AuditQuery(Dated):
     actor: Text | None = Field(None, max_length=200, description="Only what this person or token did.")
     action: Text | None = Field(None, max_length=64, description="Only this.", examples=["backup-deleted"])
     server: Name | None = Field(None, description="Only what was done to this server.")
+    subject: Text | None = Field(None, max_length=200, description="Only what was done to what has this id.",
+                                 examples=["20261121T020000Z-7f3a9c01"])
+    outcome: Literal["done", "refused", "failed"] | None = Field(None, description="Only what ended so.")
 
 
 class AuditEntry(Shape):

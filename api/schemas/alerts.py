@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.base import Name, Page, Shape, Text, Time, example
+from api.schemas.base import Dated, Name, Shape, Text, Time, example
+from backupd.model.event import Severity
 from backupd.model.incident import MessageKind, MessageState
 
 _INCIDENT: dict[str, Any] = {
@@ -46,12 +47,13 @@ class Incident(Shape):
     acknowledged_at: Time | None
 
 
-class AlertsQuery(Page):
+class AlertsQuery(Dated):
     server: Name | None = Field(None, description="Only those of this server.")
     state: Literal["open", "closed", "all"] = Field("open", description="Which of them.")
+    severity: Severity | None = Field(None, description="Only those as grave as this.")
 
 
-class MessagesQuery(Page):
+class MessagesQuery(Dated):
     state: MessageState | None = Field(None, description="Only those in this state.")
     incident: Text | None = Field(None, max_length=64, description="Only those about this one.")
 

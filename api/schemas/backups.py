@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.base import Asked, Name, Page, Query, Shape, Text, Time, example
+from api.schemas.base import Asked, Dated, Name, Query, Shape, Text, Time, example
+from api.schemas.jobs import Job
 from backupd.model.backup import BackupKind, BackupState
 
 _BACKUP: dict[str, Any] = {
@@ -64,7 +65,9 @@ class Backup(Shape):
     to_lsn: int
     reason: str = Field(description="Why this kind was taken when another one was due.")
     set: str = Field(description="Of a logical backup: the set of tables of the policy.")
-    tables_missing: int = Field(description="Of a logical backup: tables that could not be dumped.")
+    tables_missing: int = Field(
+        description="Of a logical backup: tables that could not be dumped. Of a physical one: tables that its tool "
+                    "leaves out and no logical backup takes.")
     protected: bool = Field(description="It has as many verified copies as the policy wants.")
     copies: list[Copy]
 
@@ -80,7 +83,7 @@ class BackupDetail(Backup):
     codec: str
 
 
-class BackupsQuery(Page):
+class BackupsQuery(Dated):
     server: Name | None = Field(None, description="Only those of this server.")
     kind: BackupKind | None = Field(None, description="Only those of this kind.")
     state: BackupState | None = Field(None, description="Only those in this state.")
@@ -107,12 +110,14 @@ class DeleteQuery(Query):
 class Deleted(Shape):
     """What became of a deletion."""
 
-    model_config = example({"id": "20261121T020000Z-7f3a9c01", "removed": False, "held": [], "forgotten": []})
+    model_config = example({"id": "20261121T020000Z-7f3a9c01", "removed": False, "held": [], "forgotten": [],
+                            "job": None})
 
     id: str
-    removed: bool = Field(description="It is gone; else it is marked, and can be undeleted for a while.")
+    removed: bool = Field(description="It is gone; else it is marked, and can be undeleted until it is removed.")
     held: list[str] = Field(description="Why something is still there that was to go at once.")
     forgotten: list[str] = Field(description="What is to be said of copies that nobody can touch from here.")
+    job: Job | None = Field(description="What removes it, where it is to go at once; null where nothing is left of it.")
 
 
 class Kept(Shape):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+
+from backupd.catalog.listed import Span
 
 MOST = 1000
 """Items of a page of a list, at most."""
@@ -63,6 +65,26 @@ class Page(Query):
     limit: int = Field(SHOWN, ge=1, le=MOST, description="At most so many.")
     after: str | None = Field(None, pattern=r"^[A-Za-z0-9._~:-]{1,200}$", examples=["20261121T020000Z-7f3a9c01"],
                               description="Where the page before ended, as its `Link` header says.")
+
+
+class Dated(Page):
+    """Of what has a moment."""
+
+    since: Moment | None = Field(None, examples=["2026-11-21T09:00:00Z"], description="Nothing from before.")
+    until: Moment | None = Field(None, examples=["2026-11-21T10:00:00Z"], description="Nothing from after.")
+
+    @property
+    def span(self) -> Span:
+        return Span(self.since, self.until)
+
+
+class Whole(Query):
+    """A list that is told whole, unless a part of it is asked for. The address of the next part is in the header
+    ``Link``."""
+
+    status: Literal["good", "warning", "bad"] | None = Field(None, description="Only those that stand so.")
+    limit: int | None = Field(None, ge=1, le=MOST, description="At most so many; without it all.")
+    after: Name | None = Field(None, description="Where the page before ended, as its `Link` header says.")
 
 
 def example(document: dict[str, Any], *more: dict[str, Any]) -> ConfigDict:

@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from api.schemas.base import Name, Page, Query, Shape, Text, Time, example
+from api.schemas.base import Dated, Name, Query, Shape, Text, Time, example
+from backupd.model.event import Severity
 from backupd.model.job import JobKind, JobState
 
 JOB: dict[str, Any] = {
@@ -99,16 +100,17 @@ class LogQuery(Query):
     tail: int | None = Field(None, ge=1, le=100_000, description="Only so many last lines.")
 
 
-class JobsQuery(Page):
+class JobsQuery(Dated):
     server: Name | None = Field(None, description="Only those of this server.")
     kind: JobKind | None = Field(None, description="Only those of this kind.")
     state: JobState | None = Field(None, description="Only those in this state.")
 
 
-class EventsQuery(Page):
+class EventsQuery(Dated):
     server: Name | None = Field(None, description="Only what concerns this server.")
     job: Text | None = Field(None, max_length=64, description="Only what concerns this job.")
     kind: Text | None = Field(None, max_length=64, description="Only events of this kind.", examples=["job-failed"])
+    severity: Severity | None = Field(None, description="Only those as grave as this.")
 
 
 class Event(Shape):

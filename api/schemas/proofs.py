@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
-from api.schemas.base import Asked, Name, Page, Shape, Text, Time, example
+from api.schemas.base import Asked, Dated, Name, Shape, Text, Time, example
 from api.schemas.jobs import Phase
 
 PROOF: dict[str, Any] = {
@@ -46,9 +46,11 @@ class Proof(Shape):
     error: str
 
 
-class ProofsQuery(Page):
+class ProofsQuery(Dated):
     server: Name | None = Field(None, description="Only those of this server.")
     backup: Text | None = Field(None, max_length=64, description="Only those of this backup.")
+    outcome: Literal["proved", "restored", "failed", "undecided"] | None = Field(
+        None, description="Only those that ended so.")
 
 
 class TestRestoreRequest(Asked):

@@ -7,10 +7,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from api.schemas.backups import Position
-from api.schemas.base import Asked, Folder, Id, Name, Page, Shape, Text, Time, example
+from api.schemas.base import Asked, Dated, Folder, Id, Name, Shape, Text, Time, example
 from api.schemas.jobs import QUEUED_JOB, Job, Progress
 from api.schemas.problem import Problem
 from backupd.model.job import JobState
+from storage.destination import Tier
 
 _WHOLE: dict[str, Any] = {"server": "shop-db1", "target": "2026-11-21T09:41:03.250Z", "mode": "new-server",
                           "datadir": "/srv/restored", "start": True}
@@ -73,7 +74,7 @@ class RestoreRequest(Asked):
     exclude_gtid: list[Text] = Field([], max_length=1000, examples=[["0-1-1100"]],
                                      description="Transactions that are left out of the replay.")
     replay_with: Literal["applier", "pipe"] | None = Field(None, description="How binary logs are replayed.")
-    thaw: Text | None = Field(None, max_length=64, examples=["Standard"],
+    thaw: Tier | None = Field(None, strict=False, examples=["standard"],
                               description="Thaw what is archived at this tier, and wait for it.")
     source: Literal["logical", "physical"] | None = Field(None, description="Of tables: what they are taken out of.")
 
@@ -297,7 +298,7 @@ class Restore(Shape):
         description="What came of it, as `backupd restore --json` tells it: a started server, checks, tables.")
 
 
-class RestoresQuery(Page):
+class RestoresQuery(Dated):
     server: Name | None = Field(None, description="Only those of this server.")
     state: JobState | None = Field(None, description="Only those in this state.")
 
@@ -315,12 +316,12 @@ class RestoreStarted(Shape):
 class ThawRequest(Asked):
     """Ask for what a restore needs out of archives."""
 
-    model_config = example({"server": "shop-db1", "target": "latest", "tier": "Bulk", "days": 7})
+    model_config = example({"server": "shop-db1", "target": "latest", "tier": "bulk", "days": 7})
 
     server: Name
     target: Text = Field(max_length=1000, description="As of a restore.")
     tables: list[Text] = Field([], max_length=1000, description="Only what these tables need.")
-    tier: Text | None = Field(None, min_length=1, max_length=64, description="How fast; without it what is configured.")
+    tier: Tier | None = Field(None, strict=False, description="How fast; without it what is configured.")
     days: int | None = Field(None, ge=1, le=365, description="How long it is to stay thawed.")
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from api.schemas.base import Moment, Query, Shape, Text, Time, example
+from api.schemas.base import MOST, Moment, Page, Shape, Text, Time, example
 from backupd.model.binlog import ChangeKind
 
 
-class SearchQuery(Query):
+class SearchQuery(Page):
     """A transaction is found when it fits everything that is given."""
 
-    table: list[Text] = Field([], max_length=100, examples=["shop.orders"],
+    table: list[Text] = Field([], max_length=100, examples=[["shop.orders"]],
                               description="Patterns of tables: schema.table, with * and ?.")
     kind: list[ChangeKind] = Field([], max_length=20, description="What was done to them.")
     since: Moment | None = Field(None, examples=["2026-11-21T09:00:00Z"])
     until: Moment | None = Field(None, examples=["2026-11-21T10:00:00Z"])
     gtid: Text | None = Field(None, max_length=200, examples=["0-1-1100"])
     branch: Text | None = Field(None, max_length=64, description="Only this branch of the server's history.")
-    limit: int = Field(50, ge=1, le=1000, description="At most so many.")
+    limit: int = Field(50, ge=1, le=MOST, description="At most so many.")
 
 
 class Change(Shape):

@@ -110,7 +110,7 @@ def acknowledge(incident_id: str, service: Acting, sent: Sent) -> Response:
 @router.post("/alerts/test", dependencies=_ADMIN)
 def test_alerts(service: Acting, sent: Sent) -> Response:
     del sent
-    service.test_alerts()
+    service.telling.test(wait=False)
     return back_to("/alerts", "alerts-tested")
 
 

@@ -45,14 +45,17 @@ def jobs(request: Request, service: Acting, server: str = "", kind: str = "", st
 
 
 @router.get("/jobs/{job_id}")
-def job(request: Request, service: Acting, job_id: str, log: str = "") -> HTMLResponse:
+def job(request: Request, service: Acting, job_id: str, log: str = "", read: str = "") -> HTMLResponse:
+    """``log``: all for the whole of it. With ``read`` also the runbook of a restore, which asks a destination."""
     found = service.job(job_id)
+    restore = _restore_of(service, found)
     text, problem = _log(service, job_id)
     lines = text.splitlines()
     shown = lines if log == "all" else lines[-_LINES:]
     return render(
         request, "job.html", job=found, log="\n".join(shown), left_out=len(lines) - len(shown), log_problem=problem,
-        restore=_restore_of(service, found), is_going=found.state in _GOING, percent=_percent(found),
+        restore=restore, runbook=service.requests.runbook_of_restore(restore.record.id) if read and restore else "",
+        is_going=found.state in _GOING, percent=_percent(found),
         made=_made(found), took=_took(found))
 
 

@@ -1,4 +1,5 @@
-"""Policies as they are in force, and a place to try what a change of one would mean before a file is touched."""
+"""Policies as their files say, with a word where the service follows something else, and a place to try what a change
+of one would mean before a file is touched."""
 
 from __future__ import annotations
 

@@ -12,14 +12,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse
 
-from api.auth import Acting, Wired, allowed
+from api.auth import Acting, CurrentActor, Wired, allowed
+from api.limits import SEARCHES, SEARCHING
 from api.problems import status_of
 from api.web.forms import Form, form, moment_of
 from api.web.question import Question
 from api.web.site import link, render
 from api.web.words import problem_of
+from backupd.app.restorerequest import RestoreRequest
 from backupd.app.restoring import PlanChangedError, UnconfirmedError
-from backupd.app.search import Found
+from backupd.app.search import Found, TooLongError
 from backupd.app.service import Service
 from backupd.app.wiring import Wiring
 from backupd.catalog.plans import StoredPlan
@@ -53,8 +55,8 @@ def question(request: Request, service: Acting, wiring: Wired) -> Response:
 
 
 @router.post("/restore", dependencies=_VIEWER)
-def answer(request: Request, service: Acting, wiring: Wired, sent: Sent) -> Response:
-    """The plan that answers it, or the question again with what is wrong."""
+def answer(request: Request, service: Acting, wiring: Wired, actor: CurrentActor, sent: Sent) -> Response:
+    """The plan that answers it, or the question again with what is wrong. Who may start it has to say where to."""
     asked = Question.of(sent)
     if sent.text("step") == "search":
         tables = "\n".join(asked.tables)
@@ -62,6 +64,8 @@ def answer(request: Request, service: Acting, wiring: Wired, sent: Sent) -> Resp
     try:
         wanted = asked.request()
         wanted.check()
+        if actor.has(Role.OPERATOR):
+            wanted.check_place()
         made = service.requests.plan(wanted)
     except BackupdError as error:
         return _ask(request, service, wiring, asked, error)
@@ -118,12 +122,13 @@ def _look(service: Service, asked: Form) -> tuple[list[Found], BackupdError | No
     since, until = asked.text("since"), asked.text("until")
     found: list[Found] = []
     try:
-        for one in service.search_binlogs(
-                asked.text("server"), tables=asked.lines("table"), kinds=kinds,
-                since=moment_of(since) if since else None, until=moment_of(until) if until else None,
-                gtid=asked.text("gtid") or None, limit=FOUND + 1):
-            found.append(one)
-    except (DamagedError, DestinationError) as error:
+        with SEARCHES.one("binary logs are searched"):
+            for one in service.search_binlogs(
+                    asked.text("server"), tables=asked.lines("table"), kinds=kinds,
+                    since=moment_of(since) if since else None, until=moment_of(until) if until else None,
+                    gtid=asked.text("gtid") or None, limit=FOUND + 1, seconds=SEARCHING):
+                found.append(one)
+    except (DamagedError, DestinationError, TooLongError) as error:
         return found, error
     return found, None
 
@@ -158,9 +163,13 @@ def _folders(wiring: Wiring) -> tuple[str, ...]:
 
 
 def _plan(request: Request, found: StoredPlan, error: BackupdError | None = None, *, confirm: str = "") -> Response:
-    asked = Question.again(found.request)
+    asked, nowhere = Question.again(found.request), None
+    try:
+        RestoreRequest.from_json(found.request).check_place()
+    except UsageError as missing:
+        nowhere = problem_of(missing)
     writes = asked.what == "tables" and bool(asked.into) and not asked.compare
     return render(
         request, "restore_plan.html", status=200 if error is None else status_of(error), stored=found,
-        plan=found.document, wanted=asked, confirm=confirm or (asked.into if writes else ""),
+        plan=found.document, wanted=asked, confirm=confirm or (asked.into if writes else ""), nowhere=nowhere,
         changed=isinstance(error, PlanChangedError), problem=problem_of(error) if error is not None else None)

@@ -13,7 +13,7 @@ from backupd.model.units import format_duration, format_size
 _KINDS = {
     "physical-full": "full backup", "physical-incremental": "increment", "logical": "logical backup",
     "test-restore": "test restore", "retention": "retention", "verify": "verification", "challenge": "key challenge",
-    "witness": "witness", "replicate": "copy", "thaw": "thaw", "restore": "restore",
+    "witness": "witness", "replicate": "copy", "thaw": "thaw", "restore": "restore", "removal": "removal",
 }
 
 GOOD, WARNING, BAD, BUSY, QUIET = "good", "warning", "bad", "busy", "quiet"

@@ -30,12 +30,14 @@ _NOT_ITS_FAULT = frozenset({530, 534, 535, 538})
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """``thread``: ids of the incidents that it is about; ``begins``: it is the first one about the first of them."""
+    """``thread``: ids of the incidents that it is about; ``begins``: it is the first one about the first of them; else
+    ``answers``: the incident that the mail is named by which was, where that is another one."""
 
     message_id: str
     sent_at: datetime
     thread: tuple[str, ...] = ()
     begins: bool = False
+    answers: str = ""
 
 
 def as_mail(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
@@ -76,9 +78,10 @@ def _whole(letter: Letter, email: Email, envelope: Envelope, host: str) -> str:
     own = roots[0] if envelope.begins and roots else f"<{envelope.message_id}@{domain}>"
     mail["Message-ID"] = own
     before = [root for root in roots if root != own]
-    if before:
-        mail["In-Reply-To"] = before[0]
-        mail["References"] = " ".join(before[:50])
+    parent = f"<{envelope.answers}@{domain}>" if envelope.answers else next(iter(before), "")
+    if parent:
+        mail["In-Reply-To"] = parent
+        mail["References"] = " ".join(dict.fromkeys([*before[:50], parent]))
     mail["Auto-Submitted"] = "auto-generated"
     mail["X-Auto-Response-Suppress"] = "All"
     mail.set_content(letter.as_text(), cte="quoted-printable")

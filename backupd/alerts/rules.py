@@ -148,7 +148,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 _BY_HAND = frozenset({JobKind.FULL, JobKind.INCREMENTAL, JobKind.TEST_RESTORE, JobKind.REPLICATE, JobKind.THAW,
-                      JobKind.RESTORE})
+                      JobKind.RESTORE, JobKind.REMOVAL})
 """Subjects of jobs that no schedule starts: whoever asked for one sees how it ended, and need not ask for it again."""
 
 

@@ -56,8 +56,9 @@ def _backup(wiring: Wiring, run: JobRun) -> Result:
     size = record.stats.bytes_source
     # By what was taken: an increment that could not build on anything is a full backup.
     phase = Phase(_BACKUP_PHASES[record.kind], seconds, size)
-    return Result(record.id, size, (phase,), problem=made.problem, partial=made.problem is not None,
-                  accepted=accepts_missing(wiring.settings.server(record.server)))
+    # What a physical tool leaves out it leaves out the next time, too.
+    accepted = record.kind is not BackupKind.LOGICAL or accepts_missing(wiring.settings.server(record.server))
+    return Result(record.id, size, (phase,), problem=made.problem, partial=made.problem is not None, accepted=accepted)
 
 
 def _test_restore(wiring: Wiring, run: JobRun) -> Result:
@@ -135,6 +136,15 @@ def _retention(wiring: Wiring, run: JobRun) -> Result:
                                        hint="delete what is not needed any more: backupd backups delete ID"))
 
 
+def _remove(wiring: Wiring, run: JobRun) -> Result:
+    from backupd.app.deletion import remove_marked
+
+    held = remove_marked(wiring, [str(name) for name in run.job.arguments["backups"]])
+    return Result(problem=RefusedError("not everything that was to go at once is gone", detail="\n".join(held),
+                                       hint="it stays marked: a later removal takes it, or `backupd backups undelete "
+                                            "ID` brings it back") if held else None)
+
+
 def _replicate(wiring: Wiring, run: JobRun) -> Result:
     from backupd.app.replication import bring_up_to_date
 
@@ -165,4 +175,5 @@ _ACTIONS: Mapping[JobKind, Action] = {
     JobKind.WITNESS: _witness,
     JobKind.REPLICATE: _replicate,
     JobKind.RESTORE: _restore,
+    JobKind.REMOVAL: _remove,
 }

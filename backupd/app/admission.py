@@ -12,16 +12,18 @@ from backupd.model.hold import EVERY_SERVER
 from backupd.model.job import JobKind, JobRecord
 
 _COPY = JobKind.REPLICATE
-_APART = (JobKind.REPLICATE, JobKind.RESTORE)
+_APART = (JobKind.REPLICATE, JobKind.RESTORE, JobKind.REMOVAL)
 """Kinds that take none of the places of the others."""
+_NO_POLICY = (JobKind.RESTORE, JobKind.REMOVAL)
+"""Kinds that a person asked for and that no policy has a say in, nor in where they read and write."""
 
 
 def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, running: Sequence[JobRecord]) -> str:
     """What keeps ``job`` from starting beside ``running``, in words; empty when nothing does. ``paused``: servers,
     ``*`` for all; of those only what a person asked for starts."""
     limits = settings.configuration.concurrency
-    # Copies to a slow place may take a day, and somebody waits for a restore: each of these kinds has as many places
-    # as all the others, and takes none of theirs.
+    # Copies to a slow place may take a day, and somebody waits for a restore, or for room: each of these kinds has as
+    # many places as all the others, and takes none of theirs.
     alike = [other for other in running if other.kind == job.kind or not {other.kind, job.kind} & set(_APART)]
     if len(alike) >= limits.jobs:
         return f"{len(alike)} jobs run already (concurrency.jobs: {limits.jobs}; {_named(alike)})"
@@ -39,7 +41,7 @@ def obstacle(settings: Settings, paused: Collection[str], job: JobRecord, runnin
 
 def _unusable(settings: Settings, job: JobRecord) -> str:
     """Does it need a policy that is broken?"""
-    if job.kind == JobKind.RESTORE or job.server not in settings.servers:
+    if job.kind in _NO_POLICY or job.server not in settings.servers:
         return ""
     found = settings.server(job.server)
     return "" if found.usable else (
@@ -86,7 +88,7 @@ def _named(running: Sequence[JobRecord]) -> str:
 
 def _destinations(settings: Settings, job: JobRecord) -> frozenset[str]:
     """Where a job writes or reads, as far as that can be told."""
-    if job.kind == JobKind.RESTORE:
+    if job.kind in _NO_POLICY:
         return frozenset()
     if job.kind == _COPY:
         return frozenset({str(job.arguments.get("destination", ""))})

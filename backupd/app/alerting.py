@@ -93,6 +93,8 @@ class AlertWatch:
     def _tell(self) -> None:
         if self._desk.step():
             self._postman.wake()
+        else:
+            self._postman.attend()
 
     def _look(self) -> None:
         now = self._wiring.clock()
@@ -109,9 +111,10 @@ def forget_told(wiring: Wiring) -> None:
     wiring.catalog.messages.forget(now - MESSAGES_KEPT)
 
 
-def send_test(wiring: Wiring, by: str = "") -> tuple[Message, ...]:
-    """A test by every channel, sent before this returns; how each fared is in the messages that it gives. A file of
-    channels that cannot be read is a message that was not sent. Raises RefusedError without any channel, CatalogError.
+def send_test(wiring: Wiring, by: str = "", *, wait: bool = True) -> tuple[Message, ...]:
+    """A test by every channel, sent before this returns (how each fared is in the messages that it gives), or without
+    ``wait`` left to the service. A file of channels that cannot be read is a message that was not sent. Raises
+    RefusedError without any channel, CatalogError.
     """
     channels, trouble = working(wiring.settings)
     if not channels and trouble is None:
@@ -121,8 +124,9 @@ def send_test(wiring: Wiring, by: str = "") -> tuple[Message, ...]:
     letter = letter_of_test(site_of(wiring.settings), now, by or user())
     found = []
     for message in written(wiring.settings, channels, letter, MessageKind.TEST, now):
-        wiring.catalog.messages.add(replace(message, next_try=now + LEASE))  # not the service as well
-        send_one(wiring, message)
+        wiring.catalog.messages.add(replace(message, next_try=now + LEASE) if wait else message)  # not the service too
+        if wait:
+            send_one(wiring, message)
         found.append(wiring.catalog.messages.get(message.id))
     if trouble is not None:
         found.append(Message(new_id(now), CHANNELS, MessageKind.TEST, MessageState.FAILED, letter.subject_line,

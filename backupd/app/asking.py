@@ -15,6 +15,7 @@ from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 
 if TYPE_CHECKING:
+    from backupd.app.deletion import Deleted
     from backupd.app.restorerequest import RestoreRequest
     from backupd.app.restoreview import RestoreView
     from backupd.catalog.plans import StoredPlan
@@ -98,6 +99,21 @@ class Requests:
             job = self._queue(JobKind.RETENTION, server, {"really": True} if really else {})
             told.subject = job.id
             return job
+
+    def remove(self, backup_id: str, *, with_increments: bool = False) -> tuple[Deleted, JobRecord | None]:
+        """Mark a backup deleted, and have a job remove it at once, without the grace period; no job where nothing of it
+        is left. Raises what ``deletion.delete`` does."""
+        from backupd.app import deletion
+
+        how = "at once, with its increments" if with_increments else "at once"
+        with deed(self._wiring, self._actor, "backup-deleted", subject=backup_id, detail=how) as told:
+            record = self._wiring.catalog.backups.get(backup_id)
+            see(self._actor, record.server, f"backup {backup_id}")
+            told.concerns(record.server)
+            done = deletion.delete(self._wiring, backup_id, now=False, with_increments=with_increments)
+            job = self._queue(JobKind.REMOVAL, record.server, {"backups": list(done.marked)}) if done.marked else None
+            told.detail = how if job is None else f"{how}: removal {job.id} of {', '.join(done.marked)}"
+            return done, job
 
     # -- restores
 

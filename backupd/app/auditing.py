@@ -18,6 +18,11 @@ def command_line() -> Actor:
     return Actor(user(), Role.ADMIN, Via.CLI)
 
 
+def by_itself() -> Actor:
+    """The rules and the service, when nobody asks for what they do."""
+    return Actor("backupd", Role.ADMIN, Via.SERVICE)
+
+
 def audit(wiring: Wiring, actor: Actor, action: str, *, server: str = "", subject: str = "", outcome: str = "done",
           detail: str = "") -> None:
     """Record that ``actor`` did ``action`` (or was refused it, or it failed: ``outcome``). What it tells of has

@@ -19,9 +19,12 @@ from backupd.app.taking import behind, clock_warning, record_of
 from backupd.app.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.config import collect
+from backupd.backup.coverage import REMEDY, in_no_backup, left_out, lost_words
 from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute
 from backupd.backup.speed import slow_destinations
+from backupd.engine.census import uncovered
 from backupd.engine.probe import examine
+from backupd.engine.tables import list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, shortcomings
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord
@@ -84,7 +87,8 @@ def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) 
         spec = resolve(wiring, server, kind, run, destinations, stack.enter_context(wiring.workdir(run.job.id)))
         brake = stack.enter_context(throttled(wiring, server, spec.connection, run))
         taken = _execute(wiring, server, replace(spec, throttle=brake, send=brake.send), run)
-    return Made(record_backup(wiring, spec, taken, brake.warnings))
+    record = record_backup(wiring, spec, taken, brake.warnings)
+    return Made(record, _problem(record, spec))
 
 
 def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun,
@@ -98,6 +102,9 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         tool = physical_tool(probed.info, paths=wiring.settings.programs)
         decision = decide(wiring, server, kind, probed.info, tool=tool, session=session, destinations=destinations,
                           recipients=fingerprints)
+        # Another question only where there is something to ask for.
+        lost = (in_no_backup(left_out(list_tables(session), probed.info.flavour, tool.tool.name), server.policy.logical)
+                if uncovered(probed.info.engines, probed.info.flavour, tool.tool.name) else {})
     policy = server.policy
     artefact = collect(connection, probed.info, policy.config_files)
     warnings = (*probed.warnings, *shortcomings(tool, probed.info), *artefact.warnings,
@@ -119,7 +126,17 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         behind=late, level=wiring.settings.encryption.compression_level, workers=worker_count(),
         parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings,
         parent=_parent(decision), reason=decision.reason, config=lambda: artefact.content,
-        spool=wiring.settings.spool / "clone", restored_by=restored_by(Path(probed.info.datadir)))
+        spool=wiring.settings.spool / "clone", restored_by=restored_by(Path(probed.info.datadir)),
+        lost=lost)
+
+
+def _problem(record: BackupRecord, spec: PhysicalSpec) -> BackupdError | None:
+    if not record.tables_missing:
+        return None
+    count = "1 table is" if record.tables_missing == 1 else f"{record.tables_missing} tables are"
+    return BackupdError(
+        f"{count} missing in the physical backup {record.id} and in every logical one; everything else is in it",
+        detail="\n".join(lost_words(engine, names) for engine, names in spec.lost.items()), hint=REMEDY)
 
 
 def _parent(decision: Decision) -> Parent | None:

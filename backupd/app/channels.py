@@ -17,6 +17,7 @@ from backupd.alerts.heartbeat import read_url
 from backupd.alerts.letter import Letter
 from backupd.alerts.rules import UNDELIVERABLE
 from backupd.alerts.wording import Site
+from backupd.app.listening import address
 from backupd.app.settings import Settings
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, error, fine, from_error, warning
@@ -30,9 +31,7 @@ CHANNELS = "channels"
 
 def site_of(settings: Settings) -> Site:
     """Who writes, and where the page is."""
-    api = settings.api
-    scheme = "https" if api.tls is not None else "http"
-    return Site(socket.gethostname(), (api.url or f"{scheme}://{api.listen}") if api.enabled else "")
+    return Site(socket.gethostname(), address(settings.api) if settings.api.enabled else "")
 
 
 def names(settings: Settings) -> tuple[str, ...]:
@@ -59,15 +58,17 @@ def mail_name(settings: Settings) -> tuple[str, ...]:
 
 
 def written(settings: Settings, channels: Sequence[str], letter: Letter, kind: MessageKind, now: datetime, *,
-            thread: Sequence[str] = (), begins: bool = False) -> list[Message]:
+            thread: Sequence[str] = (), begins: bool = False, answers: str = "") -> list[Message]:
     """The messages that ``letter`` becomes, one for each channel, due at once. ``thread``: ids of the incidents that it
-    is about; ``begins``: it is the first one about the first of them."""
+    is about; ``begins``: it is the first one about the first of them; else ``answers``: the incident that the mail is
+    named by which was."""
     email, found = settings.alerts.email, []
     for channel in channels:
         message = Message(new_id(now), channel, kind, MessageState.QUEUED, letter.subject_line, (channel,), "", now,
                           incident_id=thread[0] if thread else "", next_try=now)
         if channel == EMAIL and email is not None:
-            content = as_mail(letter, email, Envelope(message.id, now, tuple(thread), begins), socket.gethostname())
+            envelope = Envelope(message.id, now, tuple(thread), begins, answers)
+            content = as_mail(letter, email, envelope, socket.gethostname())
             message = replace(message, recipients=email.to, content=content)
         else:
             message = replace(message, content=letter.as_text())

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from backupd.app import channels, holds, keys, places, queuewatch, replicating, trust
+from backupd.app import channels, holds, keys, listening, places, queuewatch, replicating, trust
 from backupd.app.adopt import STRANGE_HINT
 from backupd.app.forecast import room
 from backupd.app.settings import ServerSettings
@@ -41,8 +41,8 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     for name in names:
         server = wiring.settings.server(name)
         findings = _check_server(wiring, server) if server.usable else [
-            error("policy", str(problem), f"nothing that needs policy {server.policy_name} works for {name}, and the "
-                                          "service does not start") for problem in server.problems]
+            error("policy", str(problem), f"nothing that needs policy {server.policy_name} works for {name}; the "
+                                          "service looks after the others") for problem in server.problems]
         if len(names) > 1:
             findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
         found += findings
@@ -52,6 +52,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     found += places.findings(wiring)
     found += queuewatch.findings(wiring)
     found += channels.findings(wiring)
+    found += listening.findings(wiring.settings, wiring.clock())
     configuration = wiring.settings.configuration
     usable = [server for server in map(wiring.settings.server, names) if server.usable]
     for name in sorted({place for server in usable for place in server.required}):

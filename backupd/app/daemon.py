@@ -20,6 +20,7 @@ from typing import Protocol
 from backupd.app.absence import AbsenceWatch
 from backupd.app.alerting import AlertWatch
 from backupd.app.apiwatch import ApiWatch
+from backupd.app.auditing import audit, by_itself
 from backupd.app.brokenpolicies import left_out, refuse_newly_broken, tell_policies
 from backupd.app.clockwatch import ClockWatch, Jump
 from backupd.app.filling import FillingWatch
@@ -289,6 +290,7 @@ class Daemon:
                 one.reload(self._wiring)
             message = f"the configuration was reloaded: {difference(old, new)}"
             say("config-reloaded", message)
+            audit(self._wiring, by_itself(), "config-reloaded", detail=message)
             self._tell(self._event("config-reloaded", Severity.INFO, message))
             if worker is not None:
                 self._tell_policies()
@@ -302,6 +304,7 @@ class Daemon:
 
     def _tell_refused(self, error: BackupdError, text: str) -> None:
         say("config-refused", text, level=logging.ERROR)
+        audit(self._wiring, by_itself(), "config-reloaded", outcome="refused", detail=error.message)
         self._tell(self._event("config-refused", Severity.ERROR, "the configuration was not reloaded: "
                                f"{error.message}; the one before stays in force", detail=error.detail,
                                hint=error.hint or "mend it, then reload again"))

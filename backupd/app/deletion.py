@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from backupd.app.adopt import adopt_unknown, soundness
+from backupd.app.auditing import audit, by_itself
 from backupd.app.keeping import holds_of, kept_anywhere, kept_by_catalog, written
 from backupd.app.places import require_single
+from backupd.app.sighted import sightings_at
 from backupd.app.sweepnews import tell
 from backupd.app.wiring import GRACE, Wiring
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
@@ -25,7 +27,7 @@ from backupd.transfer.collect import living_intents
 from backupd.transfer.collected import Collected
 from backupd.transfer.inventory import read
 from backupd.transfer.keeping import Backup, put_keep, remove_keep
-from backupd.transfer.remove import mark, marks, restorable_at, sweep, unmark
+from backupd.transfer.remove import mark, mark_of, marks, restorable_at, sweep, unmark
 from storage.destination import Destination
 
 DELETED = str(BackupState.DELETED)
@@ -35,10 +37,12 @@ DELETED = str(BackupState.DELETED)
 @dataclass(frozen=True, slots=True)
 class Deleted:
     """``held``: why something is still there that was to go at once; ``forgotten``: what is to be said of copies at
-    destinations that are not configured any more, which nobody can touch from here."""
+    destinations that are not configured any more, which nobody can touch from here; ``marked``: ids of the backups that
+    are marked now, what builds on others before them."""
 
     held: tuple[str, ...] = ()
     forgotten: tuple[str, ...] = ()
+    marked: tuple[str, ...] = ()
 
 
 def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool = False) -> Deleted:
@@ -71,7 +75,20 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
             at_once = frozenset((victim.server, victim.id) for victim in victims)
             for destination in _holding(wiring, record):
                 held += _remove(wiring, destination, at_once)
-        return Deleted(tuple(held), tuple(forgotten))
+        known = {other.id for other in wiring.catalog.backups.list(record.server)}
+        return Deleted(tuple(held), tuple(forgotten), tuple(victim.id for victim in victims if victim.id in known))
+
+
+def remove_marked(wiring: Wiring, backup_ids: Sequence[str]) -> tuple[str, ...]:
+    """Remove backups that ``delete`` has marked at once, without the grace period; one that came back since, or is gone
+    by now, is left alone. Gives why something is still there."""
+    with wiring.removing():
+        wanted = frozenset(backup_ids)
+        records = [record for record in wiring.catalog.backups.list() if record.id in wanted]
+        at_once = frozenset((record.server, record.id) for record in records if _is_dead(record))
+        names = dict.fromkeys(copy.destination for record in records for copy in record.copies if copy.state == DELETED)
+        return tuple(reason for name in names if name in wiring.settings.destinations
+                     for reason in _remove(wiring, wiring.destination(name), at_once))
 
 
 def _forget_unconfigured(wiring: Wiring, record: BackupRecord) -> list[str]:
@@ -98,7 +115,10 @@ def mark_copy(wiring: Wiring, destination: Destination, record: BackupRecord, re
     if read(destination, record.server, record.id) is None:
         return False
     wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
-    mark(destination, record.server, record.id, wiring.clock(), reason=reason, confirmed=confirmed)
+    before = mark_of(destination, record.server, record.id)
+    wiring.catalog.marks.take(destination.name, (record.server, record.id), wiring.clock(), confirmed=confirmed,
+                              stored=before.stored if before is not None else None)
+    mark(destination, record.server, record.id, wiring.clock(), reason=reason)
     return True
 
 
@@ -126,11 +146,23 @@ def sweep_locked(wiring: Wiring, destination: Destination, *,
         require_single(wiring, destination)
     except RefusedError as error:
         return Collected(held=[f"everything: {error.message}: {error.hint}"], skipped=True)
-    swept = sweep(destination, clock=wiring.clock, grace=GRACE, kept=kept_by_catalog(wiring), at_once=at_once,
-                  brake=wiring.settings.brake, expected=expected_at(wiring, destination))
+    swept = sweep(destination, clock=wiring.clock, grace=GRACE, sightings=sightings_at(wiring, destination),
+                  kept=kept_by_catalog(wiring), at_once=at_once, brake=wiring.settings.brake,
+                  expected=expected_at(wiring, destination))
+    _record_removed(wiring, destination, swept.backups, at_once)
     forget_swept(wiring, destination, swept.backups)
     tell(wiring, destination, swept)
     return swept
+
+
+def _record_removed(wiring: Wiring, destination: Destination, removed: Sequence[str], at_once: frozenset[Backup],
+                    ) -> None:
+    """What is gone for good stands in the audit, whoever marked it."""
+    servers = {record.id: record.server for record in wiring.catalog.backups.list()} if removed else {}
+    waived = {name for _server, name in at_once}
+    for name in removed:
+        audit(wiring, by_itself(), "backup-removed", server=servers.get(name, ""), subject=name,
+              detail=f"at {destination.name}" + (", without its grace period" if name in waived else ""))
 
 
 def expected_at(wiring: Wiring, destination: Destination) -> frozenset[Backup]:
@@ -201,6 +233,7 @@ def undelete(wiring: Wiring, backup_id: str) -> list[str]:
                 # Sweeps of this installation wait for our lock, and those of others are waited for, so the grace period
                 # need not have time left.
                 unmark(destination, member.server, member.id, now=wiring.clock(), grace=timedelta.max)
+                wiring.catalog.marks.forget(destination.name, (member.server, member.id))
                 state = soundness(destination, member.server, member.id)
                 wiring.catalog.backups.set_copy_state(member.id, destination.name, state)
         return [member.id for member in dead]

@@ -23,6 +23,7 @@ from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.job import JobKind
 from backupd.model.progress import Report
 from backupd.model.proof import Proof
+from restore.difference import SAMPLE
 from restore.executor import RestoreOutcome
 from restore.handover import Triggers
 from restore.tableoutcome import TablesOutcome
@@ -97,17 +98,17 @@ class Foreground:
                        rename: str | None = None, sql: Path | None = None, confirm: str | None = None,
                        compare: bool = False, ask: Confirm | None = None, triggers: str = "backup",
                        exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None,
-                       report: Report) -> TablesOutcome:
+                       keys: int = SAMPLE, report: Report) -> TablesOutcome:
         """``into``: the server that gets them; ``rename``: other names for them; ``sql``: a folder for SQL files
         instead; ``confirm``: the name of ``into`` where live tables are replaced, or ``ask`` is asked; ``source``:
-        ``logical`` or ``physical``."""
+        ``logical`` or ``physical``; ``keys``: the most that are told of each sort of rows that differ."""
         wanted = TableWishes.of(tables, rename, Wishes.of(exclude, None, thaw), source)
         self._wiring.settings.server(server)
         shown = f"{', '.join(tables)} of {target} into {into or sql}{', only to compare' if compare else ''}"
         return self._do(
             "restore-started", shown, JobKind.RESTORE, server,
             lambda run: restore_tables(self._wiring, server, target, wanted, into=into, sql=sql, confirm=confirm,
-                                       compare=compare, ask=ask, triggers=Triggers(triggers), run=run),
+                                       compare=compare, ask=ask, triggers=Triggers(triggers), run=run, keys=keys),
             report, of_restore, {"target": target, "tables": list(tables), "into": into or str(sql)})
 
     def _do(self, action: str, detail: str, kind: JobKind, server: str, work: Callable[[JobRun], T], report: Report,

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from backupd.app.alerting import forget_told
 from backupd.app.bootstrap import after_job
+from backupd.app.copycheck import of_today
 from backupd.app.deletion import sweep_destination
 from backupd.app.holds import remind
 from backupd.app.jobs import prune
@@ -36,7 +37,7 @@ def keep_house(wiring: Wiring) -> None:
         say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
     except BackupdError as error:
         say("housekeeping-failed", str(error), level=logging.WARNING)
-    after_job(wiring)
+    after_job(wiring, turn=of_today(wiring.clock()))
     for name in wiring.settings.destinations:
         try:
             destination = wiring.destination(name)

@@ -45,7 +45,7 @@ T = TypeVar("T")
 KEPT = timedelta(days=90)
 """How long jobs that are over stay in the catalog, with their logs."""
 RETENTION_LEG = "retention"
-_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE, JobKind.RESTORE)
+_SILENT = (JobKind.RETENTION, JobKind.CHALLENGE, JobKind.RESTORE, JobKind.REMOVAL)
 """Kinds that report no progress, or not in every phase, so that nobody can tell whether they make any."""
 LONGEST_SILENCE = timedelta(hours=6)
 """How long those may take, and jobs of no server be without progress."""

@@ -16,7 +16,7 @@ def as_if_there(records: Sequence[BackupRecord], candidates: Iterable[BackupReco
     strange = {name for one in strangers(records) for name in one.backups}
     return [Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
                    pinned=record.pinned, bytes=record.stats.bytes_stored, place=logs.places.get(record.id),
-                   table_set=record.table_set, missing=record.tables_missing, lineage=lineage[record.id],
+                   table_set=record.table_set, missing=record.not_dumped, lineage=lineage[record.id],
                    strange=record.id in strange) for record in candidates]
 
 

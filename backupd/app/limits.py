@@ -19,7 +19,8 @@ from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.engine.client import DEFAULT_PORT, Connection
 from backupd.engine.pressure import Gauges, datadir_of, disk_gauges, lag_gauges
-from backupd.engine.watch import PressureWatch, Watched
+from backupd.engine.querygauge import query_gauges
+from backupd.engine.watch import RESUME, PressureWatch, Watched
 from backupd.model.errors import ServerError
 from backupd.model.event import Event, Severity
 from backupd.model.progress import Progress
@@ -106,14 +107,16 @@ def throttled(wiring: Wiring, server: ServerSettings, connection: Connection, ru
     watched: list[Watched] = []
     warnings: list[str] = []
 
-    def add(gauges: Gauges, limit: float) -> None:
-        watched.extend(Watched(gauge, limit) for gauge in gauges.found)
+    def add(gauges: Gauges, limit: float, resume: float = RESUME) -> None:
+        watched.extend(Watched(gauge, limit, resume) for gauge in gauges.found)
         warnings.extend(gauges.warnings)
 
     if limits.replica_lag:
         add(lag_gauges(server.name, connection, _followers(wiring, server)), limits.replica_lag.total_seconds())
     if limits.disk_latency:
         add(disk_gauges(datadir_of(connection)), limits.disk_latency.total_seconds())
+    if limits.long_queries:  # the age of a statement does not go up and down: over is when it has ended
+        add(query_gauges(connection), limits.long_queries.total_seconds(), resume=1.0)
 
     bound = format_duration(limits.max_pause.total_seconds())
 

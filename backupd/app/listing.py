@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from backupd.app.scope import see, seen
 from backupd.app.wiring import Wiring
-from backupd.catalog.listed import Listed
+from backupd.catalog.listed import EVER, Listed, Span
 from backupd.model.access import Actor
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.errors import NotFoundError
-from backupd.model.event import Event
-from backupd.model.job import JobRecord, JobState
+from backupd.model.event import Event, Severity
+from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.proof import Proof
+from backupd.model.thaw import Thawing
 
 if TYPE_CHECKING:
     from backupd.app.policyview import PolicyView, Validation
@@ -33,12 +34,13 @@ class Listings:
         return tuple(sorted(self._wiring.settings.servers))
 
     def backups(self, server: str | None = None, *, kind: BackupKind | None = None,
-                state: BackupState | None = None, limit: int = PAGE, after: str | None = None
+                state: BackupState | None = None, span: Span = EVER, limit: int = PAGE, after: str | None = None
                 ) -> Listed[BackupRecord]:
         """Deleted ones (within their grace period) too."""
         from backupd.app.protection import with_protection
 
-        found = self._wiring.catalog.backups.page(self._seen(server), kind=kind, state=state, limit=limit, after=after)
+        found = self._wiring.catalog.backups.page(self._seen(server), kind=kind, state=state, span=span, limit=limit,
+                                                  after=after)
         return Listed(tuple(with_protection(self._wiring, list(found.items))), found.next)
 
     def backup(self, backup_id: str) -> BackupRecord:
@@ -50,13 +52,21 @@ class Listings:
         return with_protection(self._wiring, [found])[0]
 
     def jobs(self, server: str | None = None, *, kind: str | None = None, state: JobState | None = None,
-             limit: int = PAGE, after: str | None = None) -> Listed[JobRecord]:
-        return self._wiring.catalog.jobs.page(self._seen(server), kind=kind, state=state, limit=limit, after=after)
+             span: Span = EVER, limit: int = PAGE, after: str | None = None) -> Listed[JobRecord]:
+        return self._wiring.catalog.jobs.page(self._seen(server), kind=kind, state=state, span=span, limit=limit,
+                                              after=after)
+
+    def thaws(self, server: str | None = None, *, limit: int = PAGE, after: str | None = None,
+              ) -> Listed[tuple[JobRecord, Thawing]]:
+        """As they were when the service looked last: nobody is asked."""
+        found = self.jobs(server, kind=JobKind.THAW, limit=limit, after=after)
+        count = self._wiring.catalog.thaws.count
+        return Listed(tuple((job, count(job.id)) for job in found.items), found.next)
 
     def proofs(self, server: str | None = None, *, backup: str | None = None, outcome: str | None = None,
-               limit: int = PAGE, after: str | None = None) -> Listed[Proof]:
-        return self._wiring.catalog.proofs.page(self._seen(server), backup_id=backup, outcome=outcome, limit=limit,
-                                                after=after)
+               span: Span = EVER, limit: int = PAGE, after: str | None = None) -> Listed[Proof]:
+        return self._wiring.catalog.proofs.page(self._seen(server), backup_id=backup, outcome=outcome, span=span,
+                                                limit=limit, after=after)
 
     def proof(self, proof_id: str) -> Proof:
         """Raises NotFoundError."""
@@ -64,16 +74,18 @@ class Listings:
         see(self._actor, found.server, f"proof {proof_id}")
         return found
 
-    def restores(self, server: str | None = None, *, state: JobState | None = None, limit: int = PAGE,
-                 after: str | None = None) -> Listed[RestoreView]:
+    def restores(self, server: str | None = None, *, state: JobState | None = None, span: Span = EVER,
+                 limit: int = PAGE, after: str | None = None) -> Listed[RestoreView]:
         from backupd.app.restoring import view
 
-        found = self._wiring.catalog.restores.page(self._seen(server), state=state, limit=limit, after=after)
+        found = self._wiring.catalog.restores.page(self._seen(server), state=state, span=span, limit=limit, after=after)
         return Listed(tuple(view(self._wiring, record) for record in found.items), found.next)
 
-    def events(self, server: str | None = None, *, kind: str | None = None, job: str | None = None, limit: int = PAGE,
-               after: str | None = None) -> Listed[Event]:
-        return self._wiring.catalog.events.page(self._seen(server), kind=kind, job_id=job, limit=limit, after=after)
+    def events(self, server: str | None = None, *, kind: str | None = None, job: str | None = None,
+               severity: Severity | None = None, span: Span = EVER, limit: int = PAGE, after: str | None = None,
+               ) -> Listed[Event]:
+        return self._wiring.catalog.events.page(self._seen(server), kind=kind, job_id=job, severity=severity, span=span,
+                                                limit=limit, after=after)
 
     def server_is_present(self, name: str) -> tuple[bool, str]:
         """Is the server in rotation, as far as backups are concerned? Else why not. Raises NotFoundError."""

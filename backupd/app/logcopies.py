@@ -14,10 +14,12 @@ from backupd.app.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch, Run, SegmentKey, SegmentRecord
 from backupd.model.clock import Clock
-from backupd.model.errors import DamagedError, DestinationError, LockedError, NotFoundError
+from backupd.model.errors import DamagedError, DestinationError, NotFoundError
 from backupd.recovery.runs import first_of, last_of
+from backupd.transfer.locking import lengthen_branch
+from backupd.transfer.logpieces import drop_pieces, replaced_pieces
 from backupd.transfer.relay import Check, Relay
-from backupd.transfer.replicatelogs import copy_branch, copy_segment, drop_pieces, replaced_pieces
+from backupd.transfer.replicatelogs import copy_branch, copy_segment
 from backupd.transfer.segments import SegmentConflictError
 from storage.destination import Destination
 
@@ -108,6 +110,7 @@ class LogCopies:
         try:
             if branch not in self._described:
                 copy_branch(relay, branch)
+                lengthen_branch(self.target, branch.server, branch.id, self.clock())
                 self._described.add(branch)
             header = copy_segment(relay, self.server, record.key, clock=self.clock)
         except NotFoundError:
@@ -131,13 +134,10 @@ class LogCopies:
         if not known:
             return
         pieces = sorted({*known, *replaced_pieces(self.target, self.server, key)})
-        try:
-            if not drop_pieces(self.target, self.server, pieces, now=self.clock()):
-                return
-        except LockedError:
-            return  # they take room and do no harm: what comes after them must not wait for the lock
-        self.catalog.binlogs.drop_segments(self.server, pieces, self.target.name)
-        tally.dropped += len(pieces)
+        # Those that are locked take room and do no harm: what comes after them must not wait for the lock.
+        gone = drop_pieces(self.target, self.server, pieces, now=self.clock())
+        self.catalog.binlogs.drop_segments(self.server, gone, self.target.name)
+        tally.dropped += len(gone)
 
     def _confirm(self, told: Sequence[Run]) -> None:
         """What a source's run holds up to a moment, the target holds when one of its own reaches as far."""

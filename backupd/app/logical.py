@@ -55,7 +55,8 @@ def dump_tables(wiring: Wiring, server: ServerSettings, run: JobRun, destination
             outcome = execute(replace(spec, throttle=brake, send=brake.send, pressure=brake.pressure),
                               clock=wiring.clock, report=run.report, cancel=run.cancel, fence=run.fence, log=run.log)
     record = record_of(spec, outcome.header, outcome.facts,
-                       (*outcome.facts.warnings, *brake.warnings, *_missing_lines(outcome.dump.failed)))
+                       (*outcome.facts.warnings, *brake.warnings, *_missing_lines(outcome.dump.failed),
+                        *_skipped_lines(outcome.dump.skipped)))
     wiring.catalog.backups.add(record)
     return record, _problem(record, outcome.dump.failed)
 
@@ -90,7 +91,7 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
                   *clock_warning(late)),
         config=lambda: artefact.content,
         select=partial(select, include=include, exclude=exclude, max_size=tables.max_size,
-                       always=_only_here(wiring, server, probed.info)),
+                       always=_only_here(wiring, server, probed.info), unasked=not table_set),
         whole=_whole(include, exclude), include=include, tools=tools, folder=folder, table_set=table_set,
         threads=logical.threads,
         chunk_bytes=logical.chunk, max_lock=logical.max_lock.total_seconds(),
@@ -133,7 +134,7 @@ def _patterns(texts: Iterable[str]) -> tuple[TablePattern, ...]:
 
 def _only_here(wiring: Wiring, server: ServerSettings, info: ServerInfo) -> frozenset[str]:
     """Engines that the server's physical backups leave out, so that no table of them may be left out here for its
-    size."""
+    size, and the set without a name takes all of them."""
     if server.policy.physical is None:
         return frozenset()
     try:
@@ -170,8 +171,16 @@ def _folder(wiring: Wiring, server: ServerSettings) -> Iterator[Path]:
 
 
 def _missing_lines(failed: Sequence[DumpedTable]) -> tuple[str, ...]:
-    lines = tuple(f"{table.name.shown} is missing: {table.reason}" for table in failed[:_TOLD])
-    return lines if len(failed) <= _TOLD else (*lines, f"and {len(failed) - _TOLD} tables more are missing")
+    return _lines(failed, "is missing", "are missing")
+
+
+def _skipped_lines(skipped: Sequence[DumpedTable]) -> tuple[str, ...]:
+    return _lines(skipped, "was skipped", "were skipped")
+
+
+def _lines(tables: Sequence[DumpedTable], one: str, many: str) -> tuple[str, ...]:
+    lines = tuple(f"{table.name.shown} {one}: {table.reason}" for table in tables[:_TOLD])
+    return lines if len(tables) <= _TOLD else (*lines, f"and {len(tables) - _TOLD} tables more {many}")
 
 
 def _problem(record: BackupRecord, failed: Sequence[DumpedTable]) -> BackupdError | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from backupd.app.auditing import audit, by_itself
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupKind, BackupRecord
@@ -150,6 +151,9 @@ def clear(wiring: Wiring, destination: Destination, decisions: Decisions, run: J
         done = replace(done, held=(*done.held, *held))
         if limit is not None:
             done = _clear_branch(wiring, destination, left, branch, branches, limit, done, run)
+    if done.segments:
+        audit(wiring, by_itself(), "binlogs-removed", server=server, subject=run.job.id,
+              detail=f"at {name}: {done.text}")
     return done
 
 

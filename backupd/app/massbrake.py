@@ -11,12 +11,12 @@ from datetime import timedelta
 
 from backupd.app.logretention import stranded
 from backupd.app.run import JobRun
+from backupd.app.sighted import unconfirmed
 from backupd.app.wiring import Wiring
 from backupd.model.errors import RefusedError
 from backupd.model.event import Event, Severity
 from backupd.retention.decisions import Decisions
 from backupd.transfer.inventory import backup_ids
-from backupd.transfer.remove import marked
 from storage.destination import Destination
 
 REFUSED = "retention-refused"
@@ -56,7 +56,7 @@ def _braked(wiring: Wiring, destination: Destination, decisions: Decisions) -> s
     would be too much with these; empty when it is not."""
     brake = wiring.settings.brake
     present = backup_ids(destination)
-    rules = {owner: note.at for owner, note in marked(destination).items() if not note.confirmed}
+    rules = unconfirmed(wiring, destination)
     rules |= {(decisions.server, one.backup.id): wiring.clock() for one in decisions.expired}
     if not brake.holds(rules, present):
         return ""

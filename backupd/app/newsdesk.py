@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -263,8 +263,13 @@ class NewsDesk:
             thread = dict.fromkeys([*begun, *(turn.incident.id for turn in turns)])
             moment = now + timedelta(microseconds=number)
             found += written(self._wiring.settings, _hearing(channels, turns), letter, kind, moment,
-                             thread=tuple(thread), begins=bool(begun))
+                             thread=tuple(thread), begins=bool(begun), answers=self._answered(thread, bool(begun)))
         return found
+
+    def _answered(self, thread: Iterable[str], begins: bool) -> str:
+        """The incident that the mail is named by to which one about ``thread`` is an answer."""
+        first = next(iter(thread), "")
+        return self._wiring.catalog.messages.first_about(first) if first and not begins else ""
 
     def _channels(self, now: datetime) -> tuple[str, ...]:
         """All of them; where a file cannot be read that names some, the others."""

@@ -20,7 +20,8 @@ LARGEST_TEXT = 64 * 1024
 @dataclass(frozen=True, slots=True)
 class PolicyView:
     """``servers``: those that follow it; ``problems``: why it is not in force; ``text``: the file as it is now, which
-    may not be what was loaded (``in_force`` False), "" where it cannot be read."""
+    may not be what was loaded (``in_force`` False), "" where it cannot be read; ``unread``: the text is another than
+    what was loaded or found wrong then; ``wrong_now``: the problems of the text."""
 
     name: str
     file: str
@@ -29,6 +30,8 @@ class PolicyView:
     advice: tuple[str, ...]
     text: str
     in_force: bool
+    unread: bool
+    wrong_now: tuple[Problem, ...]
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "file": self.file, "servers": list(self.servers),
@@ -85,9 +88,19 @@ def _view(wiring: Wiring, name: str, servers: Sequence[str]) -> PolicyView:
     except (OSError, UnicodeDecodeError):
         text = ""
     now = read_policy_text(text, path)
-    known = settings.policies.get(name)
-    return PolicyView(name, str(path), tuple(servers), settings.broken.get(name, ()), _advice(wiring, now), text,
-                      known is not None and known == now.policy)
+    wrong_now = (*now.problems, *unknown_destinations(now, settings.destinations))
+    known, broken = settings.policies.get(name), settings.broken.get(name, ())
+    in_force = known is not None and known == now.policy
+    unread = not in_force if known is not None else bool(text) and is_name(name) and _differs(
+        broken, wrong_now, str(path))
+    return PolicyView(name, str(path), tuple(servers), broken, _advice(wiring, now), text, in_force, unread, wrong_now)
+
+
+def _differs(broken: Sequence[Problem], now: Sequence[Problem], file: str) -> bool:
+    """Is what was wrong with this file something else now? ``broken`` may also tell of a server that names a policy
+    without a file, which has one now."""
+    missed = any(problem.field.startswith("servers.") for problem in broken)
+    return missed or {problem for problem in broken if problem.file == file} != set(now)
 
 
 def _advice(wiring: Wiring, found: PolicyFile) -> tuple[str, ...]:

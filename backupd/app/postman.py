@@ -23,7 +23,7 @@ from backupd.model.incident import Message, MessageState
 LEASE = timedelta(minutes=30)
 """So long has a command that sends a message itself. Should it die, the service sends it then."""
 TICK = 5.0
-"""Seconds between two looks when nobody calls."""
+"""Seconds between two looks when nobody calls: another process may have queued something."""
 REST = 5.0
 """Seconds that a channel is left alone after it failed."""
 _BATCH = 20
@@ -42,12 +42,16 @@ class Postman:
     def reload(self, wiring: Wiring) -> None:
         self._wiring = wiring
 
-    def wake(self) -> None:
-        """Something is to be sent. Raises CatalogError."""
+    def attend(self) -> None:
+        """See that somebody is there for each channel by which something waits to be sent. Raises CatalogError."""
         for channel in self._wiring.catalog.messages.waiting():
             if channel not in self._rounds and not self._ending.is_set():
                 self._rounds[channel] = _Round(channel, lambda: self._wiring, self._ending)
                 self._rounds[channel].thread.start()
+
+    def wake(self) -> None:
+        """Something is to be sent. Raises CatalogError."""
+        self.attend()
         for one in tuple(self._rounds.values()):
             one.awake.set()
 

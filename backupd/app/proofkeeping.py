@@ -4,7 +4,7 @@ may be what it has lost: it goes by what lies at the destination alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from backupd.app.trust import signed_servers
@@ -14,30 +14,37 @@ from backupd.transfer import proofdoc
 from backupd.transfer.inventory import backup_ids
 from backupd.transfer.proofdoc import Kept, KeptWitness
 from backupd.transfer.seal import Sealer
+from storage import layout
 from storage.destination import Destination
 
 KEPT = timedelta(days=400)
 """For so long, at least, a proof outlives its backup at a destination."""
 
 
-def keep_proofs(wiring: Wiring, destination: Destination, sealer: Sealer) -> int:
+def keep_proofs(wiring: Wiring, destination: Destination, sealer: Sealer,
+                rotten: Collection[str] = ()) -> frozenset[str]:
     """Put what the catalog knows and ``destination`` lacks, or has without the signature that it needs, of configured
     servers, and take away what the catalog has forgotten, once it is ``KEPT`` old and older than every backup of its
-    server there. How many were put. Raises DestinationError."""
-    count = 0
+    server there. What is ``rotten`` (keys), or of which nobody knows what was stored, is put again. Keys of what was
+    put. Raises DestinationError."""
+    done: set[str] = set()
     signed = signed_servers(wiring.settings)
+    deposits = wiring.catalog.deposits
+    recorded = deposits.at(destination.name).keys() - set(rotten)
     for server in wiring.settings.servers:
         stored = {proof_id for _server, proof_id in proofdoc.listed(destination, server)}
         proofs = {proof.id: proof for proof in wiring.catalog.proofs.list(server)}
         witnesses = wiring.catalog.witnesses.ids(server)
         known = {*proofs, *witnesses}
         good = stored - proofdoc.unsigned(destination, server) if server in signed else stored
+        good = {proof_id for proof_id in good if layout.proof_key(server, proof_id) in recorded}
         for kept in _missing(wiring, proofs, witnesses, good):
-            proofdoc.put(destination, kept, sealer)
-            count += 1
+            key = layout.proof_key(kept.server, kept.id)
+            deposits.put(destination.name, key, proofdoc.put(destination, kept, sealer))
+            done.add(key)
         if stored - known:
             _forget(wiring, destination, server, stored - known)
-    return count
+    return frozenset(done)
 
 
 def _missing(wiring: Wiring, proofs: Mapping[str, Kept], witnesses: tuple[str, ...], stored: set[str],
@@ -62,6 +69,7 @@ def _forget(wiring: Wiring, destination: Destination, server: str, unknown: set[
         if proof_id < limit:  # ids begin with their time
             try:
                 proofdoc.remove(destination, server, proof_id)
+                wiring.catalog.deposits.forget(destination.name, [layout.proof_key(server, proof_id)])
             except LockedError:
                 return  # a rule of the place keeps it for now, and what is younger even longer
 

@@ -61,6 +61,7 @@ class Pulse:
         self._wiring, self._job, self._forward = wiring, job, report
         self._hang, self._rates = hang, rates
         self._latest: Progress | None = None
+        self._waited = 0.0
         self._paces: dict[str, _Pace] = {}
         self._interrupts = threading.current_thread() is threading.main_thread()
         self._deciding = threading.Lock()
@@ -84,6 +85,8 @@ class Pulse:
             self._paces[progress.phase] = _Pace(time.monotonic(), progress.bytes_done)
             say("job-phase", progress.phase, server=self._job.server, job=self._job.id)
         self._latest = progress
+        if progress.waits:
+            self._waited = time.monotonic()
         self._forward(progress)
 
     def fence(self) -> None:
@@ -107,13 +110,13 @@ class Pulse:
     # -- the thread
 
     def _beat(self) -> None:
-        seen: Progress | None = None
+        seen: tuple[Progress | None, float] = (None, 0.0)
         idle, last = 0.0, time.monotonic()
         while not self._over.wait(BEAT):
-            now, latest = time.monotonic(), self._latest
+            now, latest, waited = time.monotonic(), self._latest, self._waited
             # A process that was itself stopped for an hour has not watched anything hang for an hour.
-            idle = 0.0 if latest != seen else idle + min(now - last, 2 * BEAT)
-            seen, last = latest, now
+            idle = 0.0 if (latest, waited) != seen else idle + min(now - last, 2 * BEAT)
+            seen, last = (latest, waited), now
             self._tell(latest)
             if idle >= self._hang.total_seconds() and not self.cancel.is_set():
                 self._stop_hanging(latest)

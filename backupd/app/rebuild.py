@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from backupd.app.adopt import record_of_manifest
+from backupd.app.bringingback import if_deleted
 from backupd.app.logcheck import is_at_work
 from backupd.app.lostcatalog import REBUILT, Succession, lost_catalogs
 from backupd.app.reconciliation import Reconciliation
@@ -88,7 +89,7 @@ def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False) -
     destination = wiring.destination(name)
     if not destination.is_initialised():
         raise RefusedError(f"destination {name} holds no backups: it is empty, or not a repository",
-                           hint="is it mounted, and are path, bucket and prefix right?")
+                           hint="is it mounted, and are path, bucket and prefix right?" + if_deleted(destination))
     if not merge and (wiring.catalog.backups.servers() or wiring.catalog.binlogs.servers()):
         raise RefusedError(f"the catalog {wiring.catalog.name} is not empty",
                            hint="--into-existing adds what it lacks: after a rebuild that did not come to its end, "
@@ -252,7 +253,7 @@ class _Rebuild:
         catalog = self._wiring.catalog
         counts = {True: 0, False: 0}
 
-        def opened(owner: tuple[str, str]) -> proofdoc.Kept | BackupdError | None:
+        def opened(owner: tuple[str, str]) -> tuple[proofdoc.Kept, str] | BackupdError | None:
             try:
                 return proofdoc.load(self._destination, *owner, unsealer)
             except (DamagedError, KeyUnusableError) as error:
@@ -260,14 +261,16 @@ class _Rebuild:
 
         for batch in _in_batches(list(proofdoc.listed(self._destination))):
             with ThreadPoolExecutor(max_workers=worker_count(_AT_ONCE), thread_name_prefix="rebuild") as pool:
-                for kept in pool.map(opened, batch):
-                    if isinstance(kept, BackupdError):
-                        self._taken.problems.append(kept.detail or kept.message)
-                    elif isinstance(kept, KeptWitness):
-                        catalog.witnesses.add(kept.id, kept.witness, backup_id=kept.backup_id)
-                    elif kept is not None:
-                        catalog.proofs.add(kept)
-                    if kept is not None and not isinstance(kept, BackupdError):
+                for found in pool.map(opened, batch):
+                    if isinstance(found, BackupdError):
+                        self._taken.problems.append(found.detail or found.message)
+                    elif found is not None:
+                        kept, digest = found
+                        if isinstance(kept, KeptWitness):
+                            catalog.witnesses.add(kept.id, kept.witness, backup_id=kept.backup_id)
+                        else:
+                            catalog.proofs.add(kept)
+                        catalog.deposits.put(self._destination.name, layout.proof_key(kept.server, kept.id), digest)
                         counts[isinstance(kept, KeptWitness)] += 1
         return counts[False], counts[True]
 

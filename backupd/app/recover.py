@@ -14,6 +14,7 @@ from importlib.metadata import version
 from shlex import quote
 from typing import Any
 
+from backupd.app.bringbacktext import bring_back_text
 from backupd.transfer.signature import Signing
 from storage import layout
 from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
@@ -27,12 +28,14 @@ _VARIABLE = re.compile(r"@@([A-Z_]+)@@")
 @dataclass(frozen=True, slots=True)
 class _Place:
     """How to get at a destination. ``settings``: shell that defines ``names FOLDER`` and ``fetch KEY``; ``fields``:
-    its configuration, with ``@@NAME@@`` for variables of the shell."""
+    its configuration, with ``@@NAME@@`` for variables of the shell; ``by_hand``: shell that brings what the
+    runbook in ``BASE`` needs to the folder ``REPOSITORY``, where it is not one."""
 
     words: str
     needs: str
     settings: str
     fields: Mapping[str, Any]
+    by_hand: str = ""
 
 
 def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str], *, recipients: Sequence[str],
@@ -40,7 +43,7 @@ def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str]
     """Markdown. ``name``: what the destination is called; ``newest``: of each server with backups there the id of the
     newest; ``recipients``: fingerprints of the keys of which each opens everything; ``signed``: servers of which only
     what is signed is believed, as ``signing`` says."""
-    place = _place(config)
+    place = _place(name, config)
     servers = sorted(newest)
     encryption: dict[str, Any] = {"gnupg_home": "@@GNUPGHOME@@", "recipients": list(recipients)}
     if signing is not None:
@@ -58,10 +61,12 @@ def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str]
                        for server in servers}),
         cold=_COLD.format(classes=" or ".join(classes)) if (classes := _cold(config)) else "",
         names=" ".join(quote(server) for server in servers) or '""',
-        configurations=layout.CONFIGURATIONS, catalogs=layout.CATALOGS)
+        back=bring_back_text(config, name) if isinstance(config, S3Config) else "",
+        cold_by_hand=_COLD_BY_HAND if _cold(config) else "", by_hand=place.by_hand.strip(),
+        server_folders=layout.SERVERS, configurations=layout.CONFIGURATIONS, catalogs=layout.CATALOGS)
 
 
-def _place(config: DestinationConfig) -> _Place:
+def _place(name: str, config: DestinationConfig) -> _Place:
     fields = {name: value for name, value in config.model_dump(mode="json", exclude_unset=True).items()
               if name not in _OF_ITS_HOST and value is not None}
     if isinstance(config, FilesystemConfig):
@@ -76,13 +81,15 @@ def _place(config: DestinationConfig) -> _Place:
             (_S3_STYLE.format(style=config.addressing) if config.addressing != "auto" else "")
             + _S3.format(place=quote(f"s3://{config.bucket}/" + (f"{config.prefix}/" if config.prefix else "")),
                        options="".join(f" {option} {quote(value)}" for option, value in (
-                           ("--endpoint-url", config.endpoint_url), ("--region", config.region)) if value)), fields)
+                           ("--endpoint-url", config.endpoint_url), ("--region", config.region)) if value)), fields,
+            _BY_HAND.format(name=name, kind="S3"))
     return _Place(
         f"This folder, `{config.path}` on {config.host},",
         "- `sftp`, a private SSH key that this host lets in, whose path you set as `SFTP_KEY`, and a file with the "
         "host's own key, whose path you set as `KNOWN_HOSTS`",
         _SFTP.format(target=quote(f"{config.user}@{config.host}"), port=config.port, folder=quote(_batch(config.path))),
-        {**_required(config), **fields, "key_file": "@@SFTP_KEY@@", "known_hosts": "@@KNOWN_HOSTS@@"})
+        {**_required(config), **fields, "key_file": "@@SFTP_KEY@@", "known_hosts": "@@KNOWN_HOSTS@@"},
+        _SFTP_BY_HAND + _BY_HAND.format(name=name, kind="SFTP"))
 
 
 def _cold(config: DestinationConfig) -> list[str]:
@@ -118,7 +125,7 @@ fetch() { cat "$REPOSITORY/$1"; }
 
 _S3 = """
 PLACE={place}
-names() {{ aws{options} s3 ls "$PLACE$1" | awk '{{print $4}}'; }}
+names() {{ aws{options} s3 ls "$PLACE$1" | awk '{{sub("/$", ""); print $NF}}'; }}
 fetch() {{ aws{options} s3 cp --only-show-errors "$PLACE$1" -; }}
 """
 
@@ -135,6 +142,23 @@ batch() {{ sftp -q -b - -i "$SFTP_KEY" -o "UserKnownHostsFile=$KNOWN_HOSTS" -P {
 names() {{ printf 'ls -1 "%s/%s"\\n' "$PLACE" "$1" | batch | sed 's|.*/||'; }}
 fetch() {{ printf 'get "%s/%s" "%s"\\n' "$PLACE" "$1" "$BASE/fetched" | batch > /dev/null; cat "$BASE/fetched"; }}
 """
+
+_BY_HAND = """
+: "${{REPOSITORY:=$BASE/repository}}"
+export REPOSITORY
+awk '/^##/ {{ here = index($0, "### From {name} ({kind})") == 1 }}
+    /^[`][`][`]/ {{ on = here && /shell$/; next }}
+    on' "$BASE/RUNBOOK.md" > "$BASE/fetch.sh"
+[ -s "$BASE/fetch.sh" ] || {{ problem "the runbook does not tell how to fetch from {name}"; exit 1; }}
+sh "$BASE/fetch.sh"
+"""
+
+_SFTP_BY_HAND = """
+export SSH_KEY="$SFTP_KEY" SSH_OPTIONS="-o UserKnownHostsFile=$KNOWN_HOSTS"
+"""
+
+_COLD_BY_HAND = """\
+Where that is in an archive class, the first call asks for it and stops; repeat it when it was thawed. """
 
 _SIGNERS = """
 Descriptions of backups here are signed. Only signatures of these keys count, and you have to know the fingerprints from
@@ -202,7 +226,7 @@ problem() {{ echo "PROBLEM: $*" >&2; }}
 ```
 
 If the key has a passphrase, write it into a file that only root can read, and set `PASSPHRASE_FILE` to its path.
-
+{back}
 ### 2. What was configured
 
 The configuration that was lost, with its policies and the public keys. Look into it for what the servers need besides
@@ -287,9 +311,37 @@ the same way.
 
 ## Without backupd
 
-Each backup has a `RUNBOOK.md`, which restores it with `gpg`, `zstd`, `tar`, `sh` and the database's own programs: those
-of the newest backups are named above, and the others lie beside them, one folder for each backup. Folders are named by
-the time of the backup, in UTC.
+Each backup has a `RUNBOOK.md`, which restores it with `gpg`, `zstd`, `tar`, `awk`, `sh` and the database's own
+programs, and with `TO` rolls it forward to a later moment with the binary logs: those of the newest backups are named
+above, and the others lie beside them, one folder for each backup. Folders are named by the time of the backup, in UTC.
+
+After step 1, the settings, this takes the newest physical backup that had ended by `TO` (or the one that `BACKUP`
+names) and does what its runbook says, with everything that the runbook explains: read it, above all where something
+stops. What comes from elsewhere, the backup and all binary logs of the server, is put into `BASE`, which needs room for
+it. {cold_by_hand}The private key must be one that `gpg` can use by itself, or asks for the passphrase of.
+
+```sh
+full() {{ case $1 in *.*) echo "${{1%Z}}" ;; *) echo "${{1%Z}}.000000" ;; esac; }}
+told() {{ sed -n 's/.*"'"$1"'":"\\([^"]*\\)".*/\\1/p' "$BASE/manifest.json"; }}
+: "${{BACKUP:=}}"
+for id in $(names "{server_folders}$SERVER/" | grep -E '^[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]{{8}}$' | sort -r); do
+    if [ -n "$BACKUP" ]; then break; fi
+    if ! fetch "{server_folders}$SERVER/$id/manifest.json" > "$BASE/manifest.json" ||
+            [ "$(told backup)" != "$id" ]; then
+        problem "backup $id cannot be read; older ones are tried"
+    elif [ "$(told kind)" != logical ] && {{ [ "$TO" = latest ] ||
+            ! LC_ALL=C expr "x$(full "$(told finished_at)")" \\> "x$(full "$TO")" > /dev/null; }}; then
+        BACKUP=$id
+    fi
+done
+[ -n "$BACKUP" ] || {{ problem "no physical backup of $SERVER had ended by $TO"; exit 1; }}
+echo "backup $BACKUP of $SERVER is restored, to $TO"
+fetch "{server_folders}$SERVER/$BACKUP/RUNBOOK.md" > "$BASE/RUNBOOK.md"
+{by_hand}
+awk '/^[`][`][`]/ {{ on = /sh$/; next }} on' "$BASE/RUNBOOK.md" > "$BASE/steps.sh"
+export REPOSITORY DATADIR OWNER TO
+sh "$BASE/steps.sh"
+```
 
 Copies of the catalog lie in `{catalogs}`, the newest name last. Names say when, by which installation, and of which of
 its catalogs: one that was begun anew knows less than older copies of another. Decrypted and unpacked

@@ -392,11 +392,3 @@ def rate_text(copied: Copied) -> str:
     """``1.2 GiB in 5m 3s, 4.1 MiB/s``"""
     return (f"{format_size(copied.sent)} in {format_duration(copied.seconds)}, {format_size(copied.rate)}/s"
             if copied.sent else "everything was there already")
-
-
-def retry_at(wiring: Wiring, server: str, place: str) -> datetime | None:
-    """When what fails there is tried again; None where nothing does."""
-    mine = {record.id for record in wiring.catalog.backups.list(server)}
-    return min((row.not_before for row in wiring.catalog.replications.list(place)
-                if row.backup_id in mine and row.not_before is not None), default=None)
-

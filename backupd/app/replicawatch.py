@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from backupd.app.incidents import Incidents
 from backupd.app.lookout import Lookout
 from backupd.app.protection import look as look_at_protection
-from backupd.app.replication import retry_at
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.catalog.jobs import OPEN
@@ -63,7 +62,7 @@ class ReplicaWatch(Lookout):
         last = self._queued.get(pair)
         hourly = (always or bool(lacking)) and (last is None or abs(now - last) >= HOURLY)
         news = bool(lacking - self._seen.get(pair, frozenset()))
-        retry = retry_at(wiring, server, place) if always else None
+        retry = _retry_at(wiring, server, place) if always else None
         again = retry is not None and retry <= now
         if not (hourly or news or again):
             return
@@ -96,3 +95,10 @@ def _unverified(records: tuple[BackupRecord, ...], place: str) -> frozenset[str]
     return frozenset(record.id for record in records for copy in record.copies
                      if copy.destination == place and copy.state == str(BackupState.COMPLETE)
                      and copy.verified_at is None)
+
+
+def _retry_at(wiring: Wiring, server: str, place: str) -> datetime | None:
+    """When what fails there is tried again; None where nothing does."""
+    mine = {record.id for record in wiring.catalog.backups.list(server)}
+    return min((row.not_before for row in wiring.catalog.replications.list(place)
+                if row.backup_id in mine and row.not_before is not None), default=None)

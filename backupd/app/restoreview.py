@@ -18,7 +18,8 @@ _DONE_IN = ("thawed", "fetched", "prepared", "rolled_forward", "restored", "star
 _ORDER_OF_TABLES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "extracted", "carried",
                     "loaded", "compared", "handed_over")
 _REPORTED = {"thaw": "thawed", "fetch": "fetched", "prepare": "prepared", "logs": "rolled_forward",
-             "replay": "rolled_forward", "verify": "verified", "load": "loaded", "hand over": "handed_over"}
+             "replay": "rolled_forward", "place": "restored", "start": "started", "verify": "verified",
+             "load": "loaded", "hand over": "handed_over"}
 """Which phase the work is in that reports its progress under another name."""
 _OVER = (JobState.FAILED, JobState.CANCELLED, JobState.ABANDONED)
 

@@ -8,13 +8,13 @@ somebody confirmed it: an empty or changed policy must not cost a history.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from backupd.app.adopt import adopt_unknown
+from backupd.app.auditing import audit, by_itself
 from backupd.app.deletion import DELETED, expected_at, mark_copy, reconcile, sweep_locked
 from backupd.app.keeping import holds_of, kept_anywhere
 from backupd.app.lacking import as_if_there, is_complete, may_come
@@ -23,6 +23,7 @@ from backupd.app.massbrake import refuse_mass, tell_stopped
 from backupd.app.minimums import logs_minimum, minimum_of
 from backupd.app.places import require_single
 from backupd.app.run import JobRun
+from backupd.app.sighted import confirm, own
 from backupd.app.sweepnews import MISSING_HINT
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupRecord, BackupState
@@ -37,7 +38,7 @@ from backupd.retention.view import Stored, View
 from backupd.transfer.collect import living_intents, living_pins
 from backupd.transfer.inventory import backup_ids
 from backupd.transfer.keeping import Backup, Kept
-from backupd.transfer.remove import mark, marked
+from backupd.transfer.remove import marked
 from policies.schema import Keep
 from storage.destination import Capability, Destination
 
@@ -126,7 +127,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
                 sweep_locked(wiring, destination)
                 continue
             tell_stopped(wiring, decisions, run)
-            expired[destination.name] = _mark_expired(wiring, destination, decisions, records, confirmed=really)
+            expired[destination.name] = _mark_expired(wiring, destination, decisions, records, run, confirmed=really)
             held += sweep_locked(wiring, destination).held
             cleared[destination.name] = clear(wiring, destination, decisions, run)
             held += cleared[destination.name].held
@@ -166,7 +167,7 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
             except RefusedError:
                 continue  # told as an event; the other servers may have enough to give
             tell_stopped(wiring, decisions, run)
-            _mark_expired(wiring, destination, decisions, records)
+            _mark_expired(wiring, destination, decisions, records, run)
             logs += clear(wiring, destination, decisions, run).bytes
             decided.append(decisions)
         waived: list[str] = []
@@ -225,10 +226,10 @@ def _out_of_sight(destination: Destination, missing: Collection[Backup]) -> Dama
 
 
 def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[tuple[str, str]]]:
-    """What the rules have marked here, by the full backup it builds on, the oldest first."""
+    """What the rules of this installation have marked here, by the full backup it builds on, the oldest first."""
     by_id = {record.id: record for record in wiring.catalog.backups.list()}
     chains: dict[str, set[tuple[str, str]]] = {}
-    for owner, note in marked(destination).items():
+    for owner, note in own(wiring, destination).items():
         if note.reason.startswith(REASON):
             root = owner[1]
             seen = {root}
@@ -308,7 +309,7 @@ def _stored(wiring: Wiring, server: str, place: str, records: Sequence[BackupRec
                usable=copy.state == "complete", pinned=(server, record.id) in kept.backups,
                proved_at=proved.get(record.id), restored_at=restored.get(record.id),
                marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored,
-               place=logs.places.get(record.id), table_set=record.table_set, missing=record.tables_missing,
+               place=logs.places.get(record.id), table_set=record.table_set, missing=record.not_dumped,
                minimum=minimum_of(wiring, copy, record.stats),
                lineage=lineage[record.id], strange=record.id in strange)
         for record in records for copy in record.copies if copy.destination == place)
@@ -366,19 +367,21 @@ def _in_use(wiring: Wiring, server: str, place: str) -> tuple[frozenset[str], fr
 
 
 def _mark_expired(wiring: Wiring, destination: Destination, decisions: Decisions,
-                  records: Iterable[BackupRecord], *, confirmed: bool = False) -> tuple[str, ...]:
+                  records: Iterable[BackupRecord], run: JobRun, *, confirmed: bool = False) -> tuple[str, ...]:
     """Newest first, so that what builds on another is marked before it. What the catalog calls deleted and nobody has
     marked, because the process died, is marked now; its grace period begins. ``confirmed``: so many at once are right,
-    and those that the rules marked before, too."""
+    and those that were marked before, too."""
     by_id = {record.id: record for record in records}
-    gone = [decision.backup.id for decision in decisions.expired if mark_copy(
-        wiring, destination, by_id[decision.backup.id], REASON + "; ".join(decision.reasons), confirmed=confirmed)]
-    notes = marked(destination, decisions.server)
+    gone = []
+    for decision in decisions.expired:
+        name, why = decision.backup.id, "; ".join(decision.reasons)
+        if mark_copy(wiring, destination, by_id[name], REASON + why, confirmed=confirmed):
+            gone.append(name)
+            audit(wiring, by_itself(), "backup-expired", server=decisions.server, subject=name,
+                  detail=f"marked at {destination.name} by {run.job.kind} {run.job.id}: {why}")
     if confirmed:
-        for (server, name), note in notes.items():
-            if note.reason.startswith(REASON) and not note.confirmed:
-                with suppress(NotFoundError):  # gone in this moment
-                    mark(destination, server, name, note.at, confirmed=True)
+        confirm(wiring, destination, decisions.server)
+    notes = marked(destination, decisions.server)
     for decision in decisions.backups:
         name = decision.backup.id
         if decision.backup.marked and not decision.keep and (decisions.server, name) not in notes:

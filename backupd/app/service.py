@@ -335,12 +335,14 @@ class Service:
 
     def search_binlogs(self, server: str, *, tables: Sequence[str] = (), kinds: Sequence[ChangeKind] = (),
                        since: datetime | None = None, until: datetime | None = None, gtid: str | None = None,
-                       limit: int | None = None, branch: str | None = None) -> Iterator[Found]:
+                       limit: int | None = None, branch: str | None = None, after: str | None = None,
+                       seconds: float | None = None) -> Iterator[Found]:
+        """``after``: the cursor of one that was found; ``seconds``: so long may it take."""
         from backupd.app.search import search
 
         self._concern(server)
         return search(self._wiring, server, tables=tables, kinds=kinds, since=since, until=until, gtid=gtid,
-                      limit=limit, branch=branch)
+                      limit=limit, branch=branch, after=after, seconds=seconds)
 
     def timeline(self, server: str) -> Timeline:
         from backupd.app.timeline import timeline

@@ -29,6 +29,7 @@ from backupd.model.ids import is_id, new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase
 from restore import tablerestore
+from restore.difference import SAMPLE
 from restore.handover import LostError, Pending, Triggers, pending, settle
 from restore.stagingschema import Staging, drop_staging, stagings
 from restore.tableoutcome import TablesOutcome
@@ -61,10 +62,12 @@ def restore_tables(
     triggers: Triggers,
     run: JobRun,
     restore_id: str = "",
+    keys: int = SAMPLE,
     promise: Callable[[TablePlan], None] = lambda _chosen: None,
 ) -> TablesOutcome:
     """Restore them into the server ``into``, or as SQL files into ``sql``, as ``run``. ``restore_id``: the row that
-    waits for it; ``promise`` raises where what is done now is not what was asked for.
+    waits for it; ``keys``: the most that are told of each sort of rows that differ; ``promise`` raises where what is
+    done now is not what was asked for.
 
     Without a renaming they take the place of live tables: ``confirm`` must be the name of that server, or ``ask`` is
     asked once it is known how they differ. Raises what ``plan_tables`` raises, RefusedError without confirmation, and
@@ -86,7 +89,7 @@ def restore_tables(
         restore_id=row.id, server=server_name, target=target, way=chosen.chosen.way, chain=chosen.base.chain,
         replay=chosen.base.replay, statements=way.statements, goals=chosen.goals, into=into or "", sql=sql,
         whole=wanted.whole_schemas(chosen.goals), missing=way.missing,
-        replace=wanted.renaming is None, compare=compare, triggers=triggers, folder=settings.scratch.path,
+        replace=wanted.renaming is None, compare=compare, keys=keys, triggers=triggers, folder=settings.scratch.path,
         memory=settings.scratch.memory, max_bytes=settings.scratch.max_bytes, owner=server.owner,
         workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs)
     try:

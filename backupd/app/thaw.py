@@ -6,6 +6,7 @@ Where a row may lag behind the place, the place is asked first; what is being th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -39,8 +40,12 @@ _EXTEND = timedelta(hours=6)
 """A thawed copy that goes away sooner, while others are still thawing, is kept longer."""
 _BATCH = 1000
 _UNKNOWN_HOURS = 48.0
+_LATE = timedelta(hours=1)
+"""What is not there so long after it was expected is told to be late."""
 _TO_ASK = (ThawState.WANTED, ThawState.RAISED)
 READY = "thaw-ready"
+LATE = "thaw-late"
+NOT_RAISED = "thaw-not-raised"
 
 
 def begin(wiring: Wiring, server: str, target: str, thaw: ThawPlan, parts: Sequence[str], *,
@@ -105,9 +110,8 @@ def raise_tier(wiring: Wiring, job_id: str, tier: str) -> JobRecord:
     if without:
         raise RefusedError(f"{' and '.join(without)} cannot be thawed at the tier {tier}",
                            hint="see archive.prices in the configuration for the tiers that there are")
-    count = wiring.catalog.thaws.raise_tier(job_id, tier)
-    wiring.catalog.jobs.go_on_waiting(job_id, wiring.clock(), f"{count} objects are asked for again, {tier}",
-                                      arguments={**job.arguments, "tier": tier})
+    count = wiring.catalog.thaws.raise_tier(job_id, tier, {**job.arguments, "tier": tier})
+    wiring.catalog.jobs.go_on_waiting(job_id, wiring.clock(), f"{count} objects are asked for again, {tier}")
     say("thaw-raised", f"{count} objects, {tier}", server=job.server, job=job.id)
     return wiring.catalog.jobs.get(job_id)
 
@@ -140,6 +144,7 @@ class _Look:
         self._archive = _archive(wiring, name)
         self._days = int(job.arguments["days"])
         self._longer = bool(job.arguments.get("longer"))
+        self._slow = 0
         settings = wiring.settings.configuration.archive
         self._pace = TokenBucket(settings.requests_per_second)
         self._retrieval = settings.prices.as_prices().retrieval
@@ -153,7 +158,11 @@ class _Look:
             asked = {item.key for item in first}
             lost += self._come([item for item in thawing if item.key not in asked])[1]
         self._ask([item for item in items if item.state in (ThawState.WANTED, ThawState.READY)] + lost)
-        self._ask([item for item in items if item.state is ThawState.RAISED], again=True)
+        try:
+            self._ask([item for item in items if item.state is ThawState.RAISED],
+                      raised=str(self._job.arguments["tier"]))
+        finally:
+            self._tell_not_raised()
 
     def _come(self, items: Sequence[ThawItem]) -> tuple[bool, list[ThawItem]]:
         """Record what has come of those that were asked for: has anything? And what nobody knows of any more."""
@@ -179,24 +188,43 @@ class _Look:
         return (self._longer and found.state is ColdState.THAWED
                 and not suffices(found, self._days, self._wiring.clock()))
 
-    def _ask(self, items: Sequence[ThawItem], *, again: bool = False) -> None:
-        for tier, of_tier in groupby(sorted(items, key=lambda item: item.tier), key=lambda item: item.tier):
+    def _ask(self, items: Sequence[ThawItem], *, raised: str = "") -> None:
+        """``raised``: the tier at which what is under way is asked for again."""
+        def wanted(item: ThawItem) -> str:
+            return raised or item.tier
+
+        for tier, of_tier in groupby(sorted(items, key=wanted), key=wanted):
             by_key = {item.key: item for item in of_tier}
             keys = [item.key for item in items if item.key in by_key]
             for answers in ask(self._archive, keys, Tier(tier), self._days, now=self._wiring.clock(), pace=self._pace,
-                               again=again):
-                self._wiring.catalog.thaws.record([self._asked(by_key[one.key], one) for one in answers])
+                               again=bool(raised)):
+                self._wiring.catalog.thaws.record([self._asked(by_key[one.key], tier, one) for one in answers])
 
-    def _asked(self, item: ThawItem, answer: Asked) -> ThawItem:
+    def _asked(self, item: ThawItem, tier: str, answer: Asked) -> ThawItem:
         now = self._wiring.clock()
         if answer.coldness is None:
             return replace(item, state=ThawState.FAILED, message=answer.problem)
         if answer.coldness.state in (ColdState.WARM, ColdState.THAWED):
             return _ready(item, answer.coldness)
-        price = self._retrieval.get(item.storage_class, {}).get(item.tier)
+        if answer.coldness.refused and item.state is ThawState.RAISED:
+            self._slow += 1
+            return replace(item, state=ThawState.THAWING, message=f"it could not be made faster than {item.tier}")
+        price = self._retrieval.get(item.storage_class, {}).get(tier)
         hours = timedelta(hours=price.hours if price else _UNKNOWN_HOURS)
-        return replace(item, state=ThawState.THAWING, requested_at=now, expected_at=now + hours, ready_until=None,
-                       message="")
+        return replace(item, state=ThawState.THAWING, tier=tier, requested_at=now, expected_at=now + hours,
+                       ready_until=None, message="")
+
+    def _tell_not_raised(self) -> None:
+        if not self._slow:
+            return
+        job, tier = self._job, self._job.arguments["tier"]
+        message = (f"{self._slow} objects at destination {self._archive.name} are not thawed faster: the place did not "
+                   f"take {tier}, since they are under way already")
+        say(NOT_RAISED, message, level=logging.WARNING, server=job.server, job=job.id)
+        self._wiring.catalog.events.add(Event(
+            at=self._wiring.clock(), kind=NOT_RAISED, severity=Severity.WARNING, server=job.server,
+            subject=str(job.arguments["target"]), message=message, job_id=job.id,
+            hint="what was expected before still is: backupd thaw"))
 
 
 def _ready(item: ThawItem, found: Coldness) -> ThawItem:
@@ -264,6 +292,8 @@ def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
                                     "files_total": objects, "note": "", "seconds_left": left}
         late = "" if expected is None or expected >= now else "; it is later than expected"
         by = f", the rest by {format_time(expected)}" if expected is not None else ""
+        if expected is not None and expected + _LATE <= now:
+            _told_late(wiring, job, expected, f"{ready} of {objects} objects can be read")
         wiring.catalog.jobs.go_on_waiting(
             job.id, next_look(now, expected, least=LEAST, most=MOST),
             f"waits for the archive: {ready} of {objects} objects can be read{by}{late}",
@@ -286,6 +316,20 @@ def _settled(wiring: Wiring, job: JobRecord) -> JobRecord:
         return wiring.catalog.jobs.get(job.id)  # somebody else was faster, or it was cancelled
     say(READY, message, server=job.server, job=job.id)
     return ended
+
+
+def _told_late(wiring: Wiring, job: JobRecord, expected: datetime, stands: str) -> None:
+    """Tell that what was expected by then has not come; once for each moment that was promised."""
+    target, promised = str(job.arguments["target"]), format_time(expected)
+    if any(event.at >= expected for event in wiring.catalog.events.page(kind=LATE, job_id=job.id, limit=1).items):
+        return
+    message = f"the archive is later than it said: {stands}, and the rest was expected by {promised}"
+    say(LATE, message, level=logging.WARNING, server=job.server, job=job.id)
+    wiring.catalog.events.add(Event(
+        at=wiring.clock(), kind=LATE, severity=Severity.WARNING, server=job.server, subject=target, message=message,
+        job_id=job.id,
+        hint=f"it goes on waiting: backupd thaw. Ask whoever runs the place, or make it faster, for more: "
+             f"backupd thaw --raise {job.id} --tier TIER"))
 
 
 def refuse_stopped(job: JobRecord) -> None:

@@ -30,7 +30,7 @@ class UnknownSecretError(UnauthenticatedError):
 def create_token(wiring: Wiring, actor: Actor, name: str, role: Role, *, servers: Collection[str] | None = None,
                  expires_at: datetime | None = None) -> tuple[Token, str]:
     """A new token, and its secret, which nobody can ask for again. ``servers``: the only ones that it sees. Raises
-    UsageError, NotFoundError for a server that is not configured."""
+    UsageError, NotFoundError for a server that is not configured, RefusedError for the name of one that lets in."""
     now = wiring.clock()
     until = f", until {format_time(expires_at)}" if expires_at else ""
     scope = "all servers" if servers is None else ", ".join(sorted(servers))

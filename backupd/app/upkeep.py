@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from backupd.app.deed import deed
 from backupd.app.wiring import Wiring
 from backupd.model.access import Actor
+from backupd.model.clock import format_time
 from backupd.model.progress import Report
 
 if TYPE_CHECKING:
     from backupd.app.bootstrap import Copied
+    from backupd.app.bringingback import BroughtBack
     from backupd.app.rebuild import Rebuilt
     from backupd.app.verification import FsckOutcome
     from backupd.app.vouching import Vouched
@@ -43,6 +46,19 @@ class Upkeep:
         with deed(self._wiring, self._actor, "documents-signed", subject=destination,
                   detail="unproven" if unproven else ""):
             return vouch(self._wiring, destination, unproven=unproven)
+
+    def look_back(self, destination: str, since: datetime) -> BroughtBack:
+        """What was hidden or overwritten there since then and can be brought back."""
+        from backupd.app.bringingback import look
+
+        return look(self._wiring, destination, since)
+
+    def bring_back(self, destination: str, since: datetime, report: Report) -> BroughtBack:
+        from backupd.app.bringingback import act
+
+        with deed(self._wiring, self._actor, "brought-back", subject=destination,
+                  detail=f"since {format_time(since)}"):
+            return act(self._wiring, destination, since, report)
 
     def fsck(self, *, repair: bool) -> FsckOutcome:
         from backupd.app import verification

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from backupd.app.adopt import STRANGE_HINT, adopt_unknown
+from backupd.app.bootstrap import read_copies
 from backupd.app.deletion import expected_at, forget_swept, sweep_destination
 from backupd.app.jobs import abandon_dead
 from backupd.app.logcheck import examine_logs, repair_logs
@@ -59,7 +60,8 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
     """Re-read the stored bytes of all backups and binary logs (of ``server``) at every destination.
 
     ``subset``: share of the objects to read, 0 to 1, the ones that were not read for longest; ``period``: as many as it
-    takes to read all of them within this time. Without both, everything. Damage is put right from another destination's
+    takes to read all of them within this time. Without both, everything, with the copies of catalog, configuration and
+    proofs. Damage is put right from another destination's
     copy; where there is none, damaged objects are quarantined (the next backup stores their content afresh) and the
     copies that need them marked.
     """
@@ -71,11 +73,12 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
     for destination in usable:
         for owner in [server] if server is not None else _servers(wiring, destination):
             results.append(scrub_server(wiring, destination, owner, rotation, report))
+    copies = read_copies(wiring, server) if rotation.is_whole else ()
     gone = _out_of_reach(wiring, server, {destination.name for destination in usable})
     names = {name for one in results for name in one.backups}
     return VerifyOutcome(
         tuple(sorted(names)), sum(one.objects for one in results), sum(one.bytes for one in results),
-        (*(damage for one in results for damage in one.damages), *gone), sum(one.binlogs for one in results),
+        (*(damage for one in results for damage in one.damages), *copies, *gone), sum(one.binlogs for one in results),
         sum(one.cold for one in results), sum(one.unseen for one in results),
         tuple(one.sample for one in results if one.sample))
 

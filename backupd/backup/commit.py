@@ -33,6 +33,7 @@ from backupd.process.throttle import Throttle, Unlimited
 from backupd.transfer.fanout import Fanout, known_everywhere
 from backupd.transfer.intent import Intent
 from backupd.transfer.known import confirm, load_known
+from backupd.transfer.locking import lengthen_all
 from backupd.transfer.manifestio import commit_header, described, put_bytes
 from backupd.transfer.pack import Packed
 from backupd.transfer.seal import Sealer
@@ -81,7 +82,8 @@ class BackupSpec:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What was captured, besides the entries. ``parent``: the backup that it builds on."""
+    """What was captured, besides the entries. ``parent``: the backup that it builds on. ``lost``: how many tables it
+    leaves out that no other backup has."""
 
     kind: BackupKind
     tool: Tool
@@ -89,15 +91,17 @@ class Captured:
     parent: str | None = None
     landmarks: Landmarks | None = None
     dump: DumpFacts | None = None
+    lost: int = 0
     warnings: tuple[str, ...] = ()
 
 
 class Making:
     """A backup that is being made; see ``making``. Whatever is packed goes through ``fanout``."""
 
-    def __init__(self, spec: BackupSpec, intent: Intent, sealer: Sealer, clock: Clock) -> None:
+    def __init__(self, spec: BackupSpec, intent: Intent, sealer: Sealer, parents: Sequence[str], clock: Clock) -> None:
         known = known_everywhere([load_known(d, spec.server) for d in spec.destinations])
         self._spec, self._intent, self._sealer, self._clock = spec, intent, sealer, clock
+        self._parents, self._since = parents, clock()
         slowed = [throttled(destination, put=spec.send()) for destination in spec.destinations]
         self.fanout = Fanout(slowed, sealer=sealer, identity_key=spec.identity_key, known=known,
                              tree=layout.tree_name(spec.server, spec.backup_id))
@@ -110,7 +114,7 @@ class Making:
         self._sealed_config = self._sealer.seal(self._spec.config()) if self._spec.config else None
 
     def commit(self, captured: Captured, packed: Packed, fence: Callable[[], None]) -> tuple[Header, BodyFacts]:
-        """Store the side files, look at every object, and write the manifests, last of all.
+        """Store the side files, look at every object, lock what is there already, and write the manifests, last of all.
 
         ``fence`` is called right before them and raises when somebody else has taken the job meanwhile.
         """
@@ -127,6 +131,10 @@ class Making:
                 raise DestinationError(
                     f"{len(missing)} objects vanished from destination {destination.name} while the backup ran",
                     detail="\n".join(missing[:20]), hint="run the backup again: what is missing will be stored afresh")
+        new = {layout.object_key(stored.name) for stored in fanout.new_objects}
+        new |= {folder + stored.name for stored in header.side_files}
+        for destination in spec.destinations:
+            lengthen_all(destination, header, self._parents, self._since, stored=new)
         fanout.publish()
         # Before, lest somebody who took us for dead is just cleaning up after us; after, because only an intent that
         # outlived the commit proves that nobody did.
@@ -169,7 +177,7 @@ class Making:
             body=described(layout.BODY, sealed_body), unpack=nothing, runbook=nothing, codec=CODEC,
             config=described(layout.CONFIG, self._sealed_config) if self._sealed_config else None,
             landmarks=captured.landmarks, table_set=dump.table_set if dump else "",
-            tables_missing=len(dump.failed) if dump else 0)
+            tables_missing=len(dump.failed) if dump else captured.lost)
         documents = spec.documents(body, header)
         sealed_unpack = sealer.seal(documents.unpack)
         header = replace(header, unpack=described(layout.UNPACK, sealed_unpack),
@@ -202,7 +210,7 @@ def making(spec: BackupSpec, *, parents: Sequence[str] = (), clock: Clock) -> It
     """
     sealer = Sealer(spec.recipients, spec.gnupg_home, level=spec.level)
     with Intent(spec.destinations, spec.server, spec.backup_id, parents=parents, clock=clock) as intent:
-        made = Making(spec, intent, sealer, clock)
+        made = Making(spec, intent, sealer, parents, clock)
         try:
             made.seal_config()
             yield made

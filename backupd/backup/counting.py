@@ -1,4 +1,4 @@
-"""How many rows a table has in the snapshot, and how many were written: they must be the same.
+"""How many rows a table has in the snapshot; as many must have been written.
 
 The count is read in a snapshot of our own, opened in the same moment as those of the tools, while they write.
 """
@@ -17,25 +17,7 @@ from backupd.model.errors import ServerError
 from backupd.model.server import Position
 from backupd.model.table import TableName
 
-_ROW = b"\n("
 _COUNT = "SELECT COUNT(*) FROM {table}{history}"
-
-
-class RowMeter:
-    """Counts the rows in a file of INSERT statements as its bytes come by. Each row has a line of its own, which begins
-    with a parenthesis; no other line does, since line ends in values are written as backslash and letter."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._last = b"\n"
-
-    def add(self, content: bytes) -> None:
-        if not content:
-            return
-        if self._last == b"\n" and content[0] == _ROW[1]:
-            self.rows += 1
-        self.rows += content.count(_ROW)
-        self._last = content[-1:]
 
 
 class RowCounter:

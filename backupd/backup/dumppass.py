@@ -37,6 +37,8 @@ _PAUSE_SECONDS = 2.0
 _LEAST_ROOM = 64 * 1024 * 1024
 _MOST_ROOM = 1024 * 1024 * 1024
 _COUNT_LOOK_SECONDS = 0.2
+_LEAST_WORK = 1024 * 1024
+"""Reading a table costs as much as so many bytes, however small it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,11 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
-    """``folder``: private, on a disk. ``steady``: engines that read a snapshot. ``ready`` is called before each attempt
-    to open the snapshots; it returns when nothing long is in their way, or raises. ``opened`` is called when they are
-    there, and says which tables are not defined any more as ``wanted`` says, and why. ``notice`` is told, from a
-    thread, who waits for locks of the dump, and "" when nobody does any more."""
+    """``folder``: private, on a disk. ``threads``: the most sessions of a tool. ``steady``: engines that read a
+    snapshot. ``ready`` is called before each attempt to open the snapshots; it returns when nothing long is in their
+    way, or raises. ``opened`` is called when they are there, and says which tables are not defined any more as
+    ``wanted`` says, and why. ``notice`` is told, from a thread, who waits for locks of the dump, and "" when nobody
+    does any more."""
 
     connection: Connection
     folder: Path
@@ -144,10 +147,12 @@ def dump(settings: PassSettings, watch: TableWatch, wanted: Sequence[Wanted], pa
         blamed: dict[TableName, DumpTool] = {}
         for tool, _run, tables in opened.runs:
             for one in tables:
-                rows = intake.rows(one.name)
+                rows, told = intake.rows(one.name), intake.told(one.name)
                 expected = counts.get(one.name, rows)
                 if one.name not in bad and rows != expected:
                     bad[one.name] = f"{rows} rows were written where the snapshot holds {expected}"
+                if one.name not in bad and rows != told:
+                    bad[one.name] = f"{tool.tool.name} wrote {told} rows of it, and {rows} were found in its files"
                 if one.name in bad:
                     intake.drop(one.name)
                     if one.name not in changed:
@@ -205,7 +210,8 @@ def _opened(settings: PassSettings, wanted: Sequence[Wanted]) -> Iterator[_Opene
                 continue
             else:
                 longest = max(longest, moment.seconds)
-                yield _Opened(runs, counter, moment.position, longest, moment.prepared, _overstayed(settings, longest))
+                yield _Opened(runs, counter, moment.position, longest, moment.prepared,
+                              (*_overstayed(settings, longest), *_not_begun(broken)))
                 return
         longest = max(longest, moment.seconds)
         _wait(settings.cancel, _PAUSE_SECONDS * 2 ** (attempt - 1))
@@ -217,6 +223,11 @@ def _overstayed(settings: PassSettings, seconds: float) -> tuple[str, ...]:
     words = (f"commits may have been blocked for up to {seconds:.1f} s, longer than logical.max_lock allows "
              f"({settings.max_lock:g} s): this program or its machine stood still, or the server was slow to answer")
     return (words,)
+
+
+def _not_begun(broken: Mapping[DumpTool, ToolError]) -> Iterator[str]:
+    for tool, error in broken.items():
+        yield f"{_words(tool, error)}; another tool read its tables"
 
 
 def _shares(wanted: Sequence[Wanted], broken: Mapping[DumpTool, ToolError]) -> dict[DumpTool, tuple[Wanted, ...]]:
@@ -234,9 +245,17 @@ def _request(stack: contextlib.ExitStack, settings: PassSettings, tables: Sequen
     folder = Path(tempfile.mkdtemp(prefix="rows-", dir=settings.folder))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return DumpRequest(
-        connection=settings.connection, folder=folder, threads=settings.threads, chunk_bytes=settings.chunk_bytes,
+        connection=settings.connection, folder=folder, chunk_bytes=settings.chunk_bytes,
+        threads=sessions([one.table.size for one in tables], most=settings.threads, each=settings.chunk_bytes),
         tables=tuple(DumpTable(one.name, one.table.engine, one.table.size) for one in tables),
         log=settings.log, cancel=settings.cancel, on_stderr=settings.on_stderr)
+
+
+def sessions(sizes: Sequence[int], *, most: int, each: int) -> int:
+    """In how many sessions it is worth to read tables of these ``sizes``: one for each ``each`` bytes, and at least
+    two: what a lost session did not read, another one reads. Every session is opened while commits are blocked."""
+    work = sum(max(size, _LEAST_WORK) for size in sizes)
+    return min(most, max(2, -(-work // each)))
 
 
 def _first_look(watch: TableWatch, wanted: Sequence[Wanted]) -> tuple[frozenset[TableName], frozenset[TableName]]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from backupd.backup.counting import RowMeter
 from backupd.engine.dumping import DumpedFile, DumpRun
+from backupd.engine.insertfile import RowMeter
 from backupd.model.dump import data_path
 from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.manifest import BUNDLE_LIMIT
@@ -37,9 +37,11 @@ class Pausable(Protocol):
 
 @dataclass(slots=True)
 class Received:
-    """Of one table, so far. ``small`` files are on the disk, the others packed as ``paths``; ``files`` counts both."""
+    """Of one table, so far. ``rows``: as they came by; ``told``: as the tool counted them, where it did. ``small``
+    files are on the disk, the others packed as ``paths``; ``files`` counts both."""
 
     rows: int = 0
+    told: int = 0
     bytes: int = 0
     paths: list[str] = field(default_factory=list)
     small: list[DumpedFile] = field(default_factory=list)
@@ -96,6 +98,10 @@ class Intake:
     def rows(self, table: TableName) -> int:
         """How many came of ``table``."""
         return self._received.get(table, Received()).rows
+
+    def told(self, table: TableName) -> int:
+        """How many should have come of ``table``, by what its tool counted when it wrote them."""
+        return self._received.get(table, Received()).told
 
     def keep(self, table: TableName) -> Received:
         """``table`` is good: pack what is still on the disk, and tell what there is of it."""
@@ -170,6 +176,7 @@ class Intake:
         else:
             self._pack(file, received, meter)
         received.rows += meter.rows
+        received.told += meter.rows if file.rows is None else file.rows
         received.bytes += file.size
         self._arrived(file.table, file.size)
         with self._lock:

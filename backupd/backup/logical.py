@@ -328,7 +328,7 @@ class _Dumping:
         unsteady = sum(1 for one in dumped if one.note and one.rows is not None and one.engine not in self._steady)
         if unsteady:
             self._warnings.append(f"{unsteady} tables are of engines without snapshots: their rows may be newer than "
-                                  "the position")
+                                  "the position; ALTER TABLE ... ENGINE=InnoDB gives them one")
         return DumpFacts(
             tables=tuple(outcomes), schemas=self._write_schemas({one.name.schema for one in dumped}),
             table_set=self._spec.table_set, blocked=round(blocked, 3),

@@ -5,12 +5,13 @@ Knows no catalog: everything it needs is in its spec, everything it found is in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
 from backupd.backup.commit import BackupSpec, Captured, making
+from backupd.backup.coverage import lost_words
 from backupd.backup.landmarks import Place, here, landmarks_of
 from backupd.backup.speed import Speeds, Stopwatch, redo_size
 from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool, Remove, Rename
@@ -19,6 +20,7 @@ from backupd.model.clock import Clock
 from backupd.model.manifest import BodyFacts, Header, Landmarks
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Role
+from backupd.model.table import TableName
 from backupd.transfer.fanout import Fanout
 from backupd.transfer.pack import Packed, Packer
 
@@ -40,7 +42,8 @@ class Parent:
 class PhysicalSpec(BackupSpec):
     """Every decision about one physical backup. ``workdir``: an empty private folder for the tool. ``parent`` makes it
     an increment. ``spool``: a folder on a disk, for a tool that must copy the server first. ``restored_by``: the
-    restore that the data directory came from."""
+    restore that the data directory came from. ``lost``: by engine, tables that the tool leaves out and no logical
+    backup takes."""
 
     tool: PhysicalTool
     workdir: Path
@@ -48,6 +51,7 @@ class PhysicalSpec(BackupSpec):
     parent: Parent | None = None
     spool: Path | None = None
     restored_by: str = ""
+    lost: Mapping[str, Sequence[TableName]] = field(default_factory=dict)
 
     @property
     def kind(self) -> BackupKind:
@@ -83,7 +87,9 @@ def execute(
         report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
         captured = Captured(
             spec.kind, capture.tool, capture.receipts(), parent=spec.parent.backup_id if spec.parent else None,
-            landmarks=_landmarks(spec, capture, place) if place else None)
+            landmarks=_landmarks(spec, capture, place) if place else None,
+            lost=sum(map(len, spec.lost.values())),
+            warnings=tuple(lost_words(engine, names) for engine, names in spec.lost.items()))
         header, facts = made.commit(captured, packed, fence)
         return PhysicalOutcome(header, facts, Speeds(
             packed.size, waited.seconds, redo_size(packed.entries), header.stats.bytes_new, made.fanout.loads))

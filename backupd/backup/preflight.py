@@ -18,11 +18,12 @@ from io import BytesIO
 from pathlib import Path
 
 from backupd.backup.binarylog import Streaming, examine_binary_log
-from backupd.backup.coverage import examine_coverage
+from backupd.backup.coverage import examine_coverage, recommend
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.location import examine_location
 from backupd.backup.sight import examine_sight
 from backupd.engine.client import Connection, Session
+from backupd.engine.dumproute import dump_tools
 from backupd.engine.grants import Grants, needs, read_grants
 from backupd.engine.probe import Probed, examine, read_dialect
 from backupd.engine.tables import hurry, list_tables
@@ -96,9 +97,12 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             probed = examine(session, tolerant=True)
             found.append(_described(spec, probed))
             found += examine_location(session, probed.info)
+            found += recommend(probed.info.engines)
             if spec.physical:
                 found += _clashes(session, probed.info)
                 found += _tool(spec, session, probed.info)
+            if spec.logical is not None:
+                found += _dump_tools(spec, probed.info)
             if spec.logical is not None and grants is not None:
                 found += examine_sight(session, probed.info, grants, spec.logical)
             if spec.streaming is not None:
@@ -160,6 +164,17 @@ def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[F
         yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version}")
         yield from (warning("tool", sentence) for sentence in shortcomings(physical, info))
         yield from examine_coverage(list_tables(session), info.flavour, tool.name, spec.logical)
+
+
+def _dump_tools(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
+    (best, *_others), missing = dump_tools(info, paths=spec.programs)
+    tool = best.tool
+    for why in missing:
+        yield warning("dump tool", f"{why}; {tool.name} writes the rows of tables in its place, which is slower",
+                      "install it, in a version that is supported, or name the program under programs: in the "
+                      "configuration")
+    if not missing:
+        yield fine("dump tool", f"{tool.name} {tool.version} at {tool.path} writes the rows of tables")
 
 
 def _keys(spec: PreflightSpec, now: datetime) -> Iterator[Finding]:

@@ -8,15 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.engine.binlogscan import clear_flag
 from backupd.model.binlog import Branch, Segment, SegmentKey
 from backupd.model.clock import Clock
-from backupd.model.errors import DamagedError, LockedError, NotFoundError
+from backupd.model.errors import DamagedError, NotFoundError
 from backupd.transfer import segments
-from backupd.transfer.lease import is_alive
-from backupd.transfer.pin import pins
+from backupd.transfer.locking import lengthen_branch
+from backupd.transfer.logpieces import drop_pieces
 from backupd.transfer.segments import SegmentConflictError, Stored
 from backupd.transfer.segmentseal import Sealed
 from storage.destination import Destination
@@ -25,6 +26,8 @@ _BOTH_KEPT = ("both are kept; somebody else streams to the same place, or the sp
               "installation a destination of its own, or move the spool's folder away to begin a new branch")
 _CHUNK = 1 << 20
 _FLAGGED = 22
+_LOCKED_FOR = timedelta(days=1)
+"""So long a branch's description is not looked at again for how long it is locked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Shipper:
         self._outcomes = outcomes
         self._works: queue.Queue[Work | None] = queue.Queue(maxsize=1)
         self._described: set[Branch] = set()
+        self._locked: dict[str, datetime] = {}
         self._thread = threading.Thread(target=self._run, name=f"archive {destination.name}", daemon=True)
         self.key: SegmentKey | None = None
         """The segment that is being stored."""
@@ -109,6 +113,10 @@ class Shipper:
         if branch not in self._described:
             segments.put_branch(self._destination, branch)
             self._described.add(branch)
+        now = self._clock()
+        if now - self._locked.get(branch.id, now - _LOCKED_FOR) >= _LOCKED_FOR:
+            lengthen_branch(self._destination, branch.server, branch.id, now)
+            self._locked[branch.id] = now
         stored = segments.put(self._destination, sealed, now=self._clock())
         segment = sealed.header.segment
         return Delivery(stored, self._replaced(segment, plain) if segment.start == 0 else ())
@@ -142,16 +150,8 @@ class Shipper:
                 hint=_BOTH_KEPT)
 
     def _drop(self, server: str, keys: tuple[SegmentKey, ...]) -> Dropped:
-        now = self._clock()
-        if any(is_alive(pin, now) and (pin.owner is None or any(owner == server for owner, _id in pin.backups))
-               for pin in pins(self._destination)):
-            return Dropped((), waits=True)
-        for done, key in enumerate(keys):
-            try:
-                segments.remove(self._destination, server, key)
-            except LockedError:
-                return Dropped(keys[:done], waits=True)  # nothing else waits for the lock
-        return Dropped(keys)
+        gone = drop_pieces(self._destination, server, keys, now=self._clock())
+        return Dropped(gone, waits=len(gone) < len(keys))
 
 
 def digest_of(path: Path, start: int, end: int) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, insert, select
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
+from backupd.catalog.listed import EVER, Span
 from backupd.catalog.peopletables import audit
 from backupd.model.access import AuditEntry
 from backupd.model.clock import format_time
@@ -51,15 +52,14 @@ class Audit:
         return written
 
     def list(self, *, actor: str | None = None, action: str | None = None, server: str | None = None,
-             since: datetime | None = None, before: int | None = None, limit: int | None = None,
-             ) -> tuple[AuditEntry, ...]:
+             subject: str | None = None, outcome: str | None = None, span: Span = EVER, before: int | None = None,
+             limit: int | None = None) -> tuple[AuditEntry, ...]:
         """Newest first; ``before``: only those with a lower number."""
-        query = select(audit).order_by(audit.c.number.desc()).limit(limit)
-        for column, wanted in ((audit.c.actor, actor), (audit.c.action, action), (audit.c.server, server)):
+        query = span.of(select(audit), audit.c.at).order_by(audit.c.number.desc()).limit(limit)
+        for column, wanted in ((audit.c.actor, actor), (audit.c.action, action), (audit.c.server, server),
+                               (audit.c.subject, subject), (audit.c.outcome, outcome)):
             if wanted is not None:
                 query = query.where(column == wanted)
-        if since is not None:
-            query = query.where(audit.c.at >= since)
         if before is not None:
             query = query.where(audit.c.number < before)
         with self._database.read() as connection:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, case, delete, exists, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
-from backupd.catalog.listed import Listed, cursor_of, page
+from backupd.catalog.listed import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.tables import backups, copies
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError
@@ -63,9 +63,11 @@ class Backups:
         return tuple(_record(row, found.get(row["id"], ())) for row in rows)
 
     def page(self, servers: Collection[str] | None = None, *, kind: BackupKind | None = None,
-             state: BackupState | None = None, limit: int = 100, after: str | None = None) -> Listed[BackupRecord]:
-        """One page of the list; ``servers`` None: of all. Raises UsageError for what is no cursor."""
-        query = page(select(backups), backups.c.finished_at, backups.c.id, after, limit)
+             state: BackupState | None = None, span: Span = EVER, limit: int = 100, after: str | None = None,
+             ) -> Listed[BackupRecord]:
+        """One page of the list; ``servers`` None: of all; ``span``: when they were finished. Raises UsageError for what
+        is no cursor."""
+        query = span.of(page(select(backups), backups.c.finished_at, backups.c.id, after, limit), backups.c.finished_at)
         if servers is not None:
             query = query.where(backups.c.server.in_(servers))
         for column, wanted in ((backups.c.kind, kind), (backups.c.state, state)):

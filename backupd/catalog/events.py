@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Select, delete, func, insert, select
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
-from backupd.catalog.listed import Listed, number_of
+from backupd.catalog.listed import EVER, Listed, Span, number_of
 from backupd.catalog.tables import events
 from backupd.model.event import Event, Severity
 
@@ -36,9 +36,12 @@ class Events:
             return tuple(_event(row) for row in connection.execute(query).mappings())
 
     def page(self, servers: Collection[str] | None = None, *, kind: str | None = None, job_id: str | None = None,
-             limit: int = 100, after: str | None = None) -> Listed[Event]:
+             severity: Severity | None = None, span: Span = EVER, limit: int = 100, after: str | None = None,
+             ) -> Listed[Event]:
         """One page of the list; ``servers`` None: of all, and of none. Raises UsageError for what is no cursor."""
-        query = _of(servers, kind, job_id).order_by(events.c.number.desc()).limit(limit + 1)
+        query = span.of(_of(servers, kind, job_id), events.c.at).order_by(events.c.number.desc()).limit(limit + 1)
+        if severity is not None:
+            query = query.where(events.c.severity == str(severity))
         if after is not None:
             query = query.where(events.c.number < number_of(after))
         with self._database.read() as connection:

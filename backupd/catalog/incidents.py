@@ -10,6 +10,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.cursors import move_cursors
 from backupd.catalog.database import Database
+from backupd.catalog.listed import EVER, Span
 from backupd.catalog.messages import insert_messages
 from backupd.catalog.peopletables import incidents
 from backupd.model.errors import NotFoundError, RefusedError
@@ -45,11 +46,14 @@ class IncidentRows:
         with self._database.read() as connection:
             return tuple(_incident(row) for row in connection.execute(query.order_by(incidents.c.id)).mappings())
 
-    def list(self, servers: Collection[str] | None = None, *, is_open: bool | None = None, before: str | None = None,
-             limit: int | None = None) -> tuple[Incident, ...]:
-        """Newest first; ``servers`` None: of all, and of none; ``is_open`` None: open or over; ``before``: only those
-        older than the one with this id."""
-        query = select(incidents).order_by(incidents.c.id.desc()).limit(limit)
+    def list(self, servers: Collection[str] | None = None, *, is_open: bool | None = None,
+             severity: Severity | None = None, span: Span = EVER, before: str | None = None, limit: int | None = None,
+             ) -> tuple[Incident, ...]:
+        """Newest first; ``servers`` None: of all, and of none; ``is_open`` None: open or over; ``span``: when they were
+        opened; ``before``: only those older than the one with this id."""
+        query = span.of(select(incidents), incidents.c.opened_at).order_by(incidents.c.id.desc()).limit(limit)
+        if severity is not None:
+            query = query.where(incidents.c.severity == str(severity))
         if servers is not None:
             query = query.where(incidents.c.server.in_(servers))
         if is_open is not None:

@@ -15,7 +15,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
 from backupd.catalog.events import insert_events
-from backupd.catalog.listed import Listed, cursor_of, page
+from backupd.catalog.listed import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.phases import phases_from, phases_json
 from backupd.catalog.tables import jobs
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
@@ -222,9 +222,10 @@ class Jobs:
             return _records(connection, query.order_by(jobs.c.queued_at.desc(), jobs.c.id.desc()).limit(limit))
 
     def page(self, servers: Collection[str] | None = None, *, kind: str | None = None, state: JobState | None = None,
-             limit: int = 100, after: str | None = None) -> Listed[JobRecord]:
-        """One page of the list; ``servers`` None: of all, and of none. Raises UsageError for what is no cursor."""
-        query = page(select(jobs), jobs.c.queued_at, jobs.c.id, after, limit)
+             span: Span = EVER, limit: int = 100, after: str | None = None) -> Listed[JobRecord]:
+        """One page of the list; ``servers`` None: of all, and of none; ``span``: when they were queued. Raises
+        UsageError for what is no cursor."""
+        query = span.of(page(select(jobs), jobs.c.queued_at, jobs.c.id, after, limit), jobs.c.queued_at)
         if servers is not None:
             query = query.where(jobs.c.server.in_(servers))
         for column, wanted in ((jobs.c.kind, kind), (jobs.c.state, state)):

@@ -35,6 +35,23 @@ class Listed(Generic[T]):
         return cls(items, cursor(items[-1]) if len(found) > limit and items else None)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From ``since`` to ``until``, with both; None: without an end there."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def of(self, query: Select[Any], moment: Column[Any]) -> Select[Any]:
+        """Those rows of ``query`` whose ``moment`` lies in it."""
+        if self.since is not None:
+            query = query.where(moment >= self.since)
+        return query if self.until is None else query.where(moment <= self.until)
+
+
+EVER = Span()
+
+
 def cursor_of(moment: datetime, row_id: str) -> str:
     return f"{format_time(moment)}{_BETWEEN}{row_id}"
 

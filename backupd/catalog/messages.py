@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
+from backupd.catalog.listed import EVER, Span
 from backupd.catalog.peopletables import messages
 from backupd.model.errors import NotFoundError
 from backupd.model.incident import Message, MessageKind, MessageState
@@ -33,10 +34,10 @@ class Messages:
             raise NotFoundError(f"there is no message {message_id}", hint="`backupd alerts messages` lists them")
         return _message(row)
 
-    def list(self, *, state: MessageState | None = None, incident: str | None = None, before: str | None = None,
-             limit: int | None = None) -> tuple[Message, ...]:
-        """Newest first; ``before``: only those older than the one with this id."""
-        query = select(messages).order_by(messages.c.id.desc()).limit(limit)
+    def list(self, *, state: MessageState | None = None, incident: str | None = None, span: Span = EVER,
+             before: str | None = None, limit: int | None = None) -> tuple[Message, ...]:
+        """Newest first; ``span``: when they were made; ``before``: only those older than the one with this id."""
+        query = span.of(select(messages), messages.c.created_at).order_by(messages.c.id.desc()).limit(limit)
         if state is not None:
             query = query.where(messages.c.state == str(state))
         if incident is not None:
@@ -44,6 +45,13 @@ class Messages:
         if before is not None:
             query = query.where(messages.c.id < before)
         return self._messages(query)
+
+    def first_about(self, incident_id: str) -> str:
+        """The incident that the first mail about this one is named by, which may have told of several; "" where there
+        is none."""
+        named = select(messages.c.incident_id).where(messages.c.content.like(f"%<{incident_id}@%"))
+        with self._database.read() as connection:
+            return str(connection.scalar(named.order_by(messages.c.created_at, messages.c.id).limit(1)) or "")
 
     def due(self, channel: str, now: datetime, horizon: datetime, limit: int) -> tuple[Message, ...]:
         """Those of ``channel`` to be sent now, the oldest first; also those whose next try lies after ``horizon``, as a

@@ -8,7 +8,7 @@ from sqlalchemy import delete, insert, select
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
-from backupd.catalog.listed import Listed, cursor_of, page
+from backupd.catalog.listed import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.phases import phases_from, phases_json
 from backupd.catalog.tables import proofs
 from backupd.model.errors import NotFoundError
@@ -51,9 +51,11 @@ class Proofs:
             return tuple(_proof(row) for row in connection.execute(query).mappings())
 
     def page(self, servers: Collection[str] | None = None, *, backup_id: str | None = None,
-             outcome: str | None = None, limit: int = 100, after: str | None = None) -> Listed[Proof]:
-        """One page of the list; ``servers`` None: of all. Raises UsageError for what is no cursor."""
-        query = page(select(proofs), proofs.c.finished_at, proofs.c.id, after, limit)
+             outcome: str | None = None, span: Span = EVER, limit: int = 100, after: str | None = None,
+             ) -> Listed[Proof]:
+        """One page of the list; ``servers`` None: of all; ``span``: when they were finished. Raises UsageError for what
+        is no cursor."""
+        query = span.of(page(select(proofs), proofs.c.finished_at, proofs.c.id, after, limit), proofs.c.finished_at)
         if servers is not None:
             query = query.where(proofs.c.server.in_(servers))
         for column, wanted in ((proofs.c.backup_id, backup_id), (proofs.c.outcome, outcome)):

@@ -11,7 +11,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
 from backupd.catalog.jobs import OPEN, insert_jobs
-from backupd.catalog.listed import Listed, cursor_of, page
+from backupd.catalog.listed import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.phases import phases_from, phases_json
 from backupd.catalog.tables import jobs, restores
 from backupd.model.errors import BusyError, NotFoundError, RefusedError
@@ -123,10 +123,12 @@ class Restores:
         with self._database.read() as connection:
             return tuple(_record(row) for row in connection.execute(query).mappings())
 
-    def page(self, servers: Collection[str] | None = None, *, state: JobState | None = None, limit: int = 100,
-             after: str | None = None) -> Listed[RestoreRecord]:
-        """One page of the list; ``servers`` None: of all. Raises UsageError for what is no cursor."""
-        query = page(select(restores), restores.c.started_at, restores.c.id, after, limit)
+    def page(self, servers: Collection[str] | None = None, *, state: JobState | None = None, span: Span = EVER,
+             limit: int = 100, after: str | None = None) -> Listed[RestoreRecord]:
+        """One page of the list; ``servers`` None: of all; ``span``: when they were begun. Raises UsageError for what is
+        no cursor."""
+        query = span.of(page(select(restores), restores.c.started_at, restores.c.id, after, limit),
+                        restores.c.started_at)
         if servers is not None:
             query = query.where(restores.c.server.in_(servers))
         if state is not None:

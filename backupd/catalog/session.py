@@ -14,6 +14,7 @@ from backupd.catalog.challenges import Challenges
 from backupd.catalog.changes import Changes
 from backupd.catalog.cursors import Cursors
 from backupd.catalog.database import Database
+from backupd.catalog.deposits import Deposits
 from backupd.catalog.events import Events
 from backupd.catalog.glances import Glances
 from backupd.catalog.holds import Holds
@@ -21,6 +22,7 @@ from backupd.catalog.identity import identity_of
 from backupd.catalog.incidents import IncidentRows
 from backupd.catalog.jobs import Jobs
 from backupd.catalog.lags import Lags
+from backupd.catalog.marks import Marks
 from backupd.catalog.messages import Messages
 from backupd.catalog.plans import Plans
 from backupd.catalog.proofs import Proofs
@@ -58,6 +60,8 @@ class Catalog:
         self.scrubs = Scrubs(database)
         self.binlogs = Binlogs(database)
         self.lags = Lags(database)
+        self.marks = Marks(database)
+        self.deposits = Deposits(database)
         self.thaws = Thaws(database)
         self.replications = Replications(database)
         self.watch = Watch(database)

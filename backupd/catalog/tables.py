@@ -290,6 +290,27 @@ scrubs = Table(
 """When each share of what is stored of a server was last read again at a destination. Shares below 0 are samples out of
 archive classes."""
 
+marks = Table(
+    "marks", metadata,
+    Column("destination", String(64), primary_key=True),
+    Column("server", String(64), primary_key=True),
+    Column("backup_id", String(64), primary_key=True),
+    Column("since", UtcTime, nullable=False),
+    Column("stored_at", UtcTime),
+    Column("ours", Boolean, nullable=False),
+    Column("confirmed", Boolean, nullable=False),
+)
+"""Marks of deletion at destinations, as this installation knows them by itself. ``since`` by its clock; ``stored_at``
+as the place says, None until it was asked."""
+
+deposits = Table(
+    "deposits", metadata,
+    Column("destination", String(64), primary_key=True),
+    Column("key", String(512), primary_key=True),
+    Column("sha256", String(64), nullable=False),
+)
+"""What this installation put of proofs and witnesses at destinations."""
+
 identity = Table(
     "identity", metadata,
     Column("number", Integer, primary_key=True, autoincrement=False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import bindparam, delete, func, insert, select, update
@@ -70,15 +70,17 @@ class Thaws:
                     **{f"new_{name}": value for name, value in _columns(item).items() if name in _CHANGING}}
                     for item in items])
 
-    def raise_tier(self, thaw_id: str, tier: str) -> int:
-        """Everything that is not there yet is to be asked for at ``tier``; how much that is."""
+    def raise_tier(self, thaw_id: str, tier: str, arguments: Mapping[str, Any]) -> int:
+        """Everything that is not there yet is to be asked for at ``tier``, which the job's ``arguments`` name from now
+        on; how much that is. What is under way keeps the tier that it was asked for at until a faster one is taken."""
         ours = thaws.c.thaw_id == thaw_id
         with self._database.write() as connection:
             asked = connection.execute(update(thaws).where(
                 ours, thaws.c.state.in_([str(ThawState.THAWING), str(ThawState.RAISED)])).values(
-                    state=str(ThawState.RAISED), tier=tier)).rowcount
+                    state=str(ThawState.RAISED))).rowcount
             new = connection.execute(update(thaws).where(ours, thaws.c.state == str(ThawState.WANTED))
                                      .values(tier=tier)).rowcount
+            connection.execute(update(jobs).where(jobs.c.id == thaw_id).values(arguments=dict(arguments)))
             return int(asked + new)
 
     def forget(self) -> int:

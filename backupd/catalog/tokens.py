@@ -10,7 +10,7 @@ from sqlalchemy.engine import RowMapping
 from backupd.catalog.database import Database
 from backupd.catalog.peopletables import sessions, tokens
 from backupd.model.access import Role, Token
-from backupd.model.errors import NotFoundError
+from backupd.model.errors import NotFoundError, RefusedError
 
 USED_EVERY = timedelta(minutes=5)
 """How exactly the last use of a token is known: a write for each request would be too many."""
@@ -23,7 +23,16 @@ class Tokens:
         self._database = database
 
     def add(self, token: Token) -> None:
+        """Raises RefusedError where one of its name still lets in: the audit tells who did what by that name."""
         with self._database.write() as connection:
+            if not self._database.sqlite:  # there BEGIN IMMEDIATE keeps others out
+                connection.exec_driver_sql("LOCK TABLE tokens IN SHARE ROW EXCLUSIVE MODE")
+            for row in connection.execute(select(tokens).where(tokens.c.revoked_at.is_(None))).mappings():
+                other = _token(row)
+                if other.name.casefold() == token.name.casefold() and other.is_valid(token.created_at):
+                    raise RefusedError(f"there is a token {other.name!r} already: {other.id}",
+                                       hint="revoke that one first, or give the new one another name: the audit shows "
+                                            "it")
             connection.execute(insert(tokens).values(
                 id=token.id, name=token.name, role=str(token.role), digest=token.digest,
                 servers=None if token.servers is None else sorted(token.servers), created_at=token.created_at,

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.options import AnyServer, Config, Json, Server, remember
+from backupd.cli.options import AnyServer, Config, Json, Server, moment, remember
 from backupd.cli.screen import Screen, visible
 from backupd.cli.session import session
 from backupd.model.binlog import ChangeKind
-from backupd.model.clock import format_time, parse_time
+from backupd.model.clock import format_time
 from backupd.model.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -82,13 +82,6 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else format_duration(value)
 
 
-def _moment(text: str) -> datetime:
-    try:
-        return parse_time(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}: write a time such as 2026-11-21T09:41:03Z") from None
-
-
 def _kinds(text: str) -> frozenset[ChangeKind]:
     try:
         return frozenset(ChangeKind(word.strip().lower()) for word in text.split(",") if word.strip())
@@ -110,11 +103,11 @@ def search(
     ] = "",
     since: Annotated[
         datetime | None,
-        typer.Option("--since", parser=_moment, metavar="TIME", show_default=False, help="Committed then or later."),
+        typer.Option("--since", parser=moment, metavar="TIME", show_default=False, help="Committed then or later."),
     ] = None,
     until: Annotated[
         datetime | None,
-        typer.Option("--until", parser=_moment, metavar="TIME", show_default=False, help="Committed then or earlier."),
+        typer.Option("--until", parser=moment, metavar="TIME", show_default=False, help="Committed then or earlier."),
     ] = None,
     gtid: Annotated[
         str | None, typer.Option("--gtid", metavar="GTID", show_default=False, help="This very transaction.")

@@ -14,7 +14,8 @@ _HINTS = {
     errno.EDQUOT: "make room there or raise the quota, then call again",
     errno.EACCES: "call as the user that owns it, or correct its permissions",
     errno.EPERM: "call as the user that owns it, or correct its permissions",
-    errno.EROFS: "the file system is mounted read-only: dmesg tells whether an error made it so",
+    errno.EROFS: "the file system is mounted read-only: dmesg tells whether an error made it so; the service may write "
+                 "only where its unit says (ReadWritePaths= in a drop-in: systemctl edit backupd)",
     errno.EMFILE: "raise the limit of open files (`ulimit -n`, LimitNOFILE= of the unit)",
     errno.ENFILE: "raise the limit of open files of the system (sysctl fs.file-max)",
     errno.ENOMEM: "give this process more memory, then call again",
@@ -64,9 +65,22 @@ def _kept(error: Exception) -> str:
 
     lines = "".join(traceback.format_exception(error)).splitlines()
     try:
-        descriptor, path = tempfile.mkstemp(prefix="backupd-error-", suffix=".txt")
+        descriptor, path = tempfile.mkstemp(prefix="backupd-error-", suffix=".txt", dir=_lasting_folder())
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write("\n".join(redact(line) for line in lines) + "\n")
     except OSError as problem:
         return f"report this; where it happened could not be written to a file: {reason_of(problem)}"
+    except BackupdError as problem:
+        return f"report this; where it happened could not be written to a file: {problem.message}"
     return f"report this with the file {path}, which says where it happened"
+
+
+def _lasting_folder() -> str:
+    """That for temporary files, or where these are read-only, as for the service, what stays of the runtime directory.
+    Raises RefusedError."""
+    from backupd.process.runtime import runtime_directory
+
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return str(runtime_directory().parent)

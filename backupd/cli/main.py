@@ -17,6 +17,7 @@ from backupd.cli import (
     alerts,
     backups,
     binlog,
+    bringback,
     catalog,
     jobs,
     keys,
@@ -86,6 +87,7 @@ app.command()(retention.hold)
 app.command()(retention.pause)
 app.command()(retention.resume)
 app.command()(work.fsck)
+app.command("bring-back")(bringback.bring_back)
 app.add_typer(keys.app, name="keys")
 app.add_typer(jobs.app, name="jobs")
 app.command("run-job", hidden=True)(jobs.run_job)

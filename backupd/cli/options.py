@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from backupd.model.clock import parse_time
 
 DEFAULT_CONFIG = Path("/etc/backupd/backupd.yaml")
 CONFIG_VARIABLE = "BACKUPD_CONFIG"
@@ -29,6 +32,14 @@ AnyServer = Annotated[
 ]
 BackupId = Annotated[str, typer.Argument(metavar="ID", help="Id of a backup, as `backupd backups` lists it.")]
 TARGETS = "latest | backup:ID | a time such as 2026-11-21T09:41:03Z | gtid:... | before-gtid:... | FILE:POS"
+
+
+def moment(text: str) -> datetime:
+    """A time on the command line. Raises BadParameter."""
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}: write a time such as 2026-11-21T09:41:03Z") from None
 
 
 @dataclass(frozen=True)

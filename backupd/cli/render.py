@@ -66,6 +66,13 @@ def _state_text(record: BackupRecord) -> str:
     return state + (" +kept" if record.pinned else "")
 
 
+def _missing_text(record: BackupRecord) -> str:
+    if not record.tables_missing:
+        return ""
+    why = "could not be dumped" if record.kind is BackupKind.LOGICAL else "are left out by its tool, and never dumped"
+    return f"{record.tables_missing} tables {why}"
+
+
 def show_backup(screen: Screen, record: BackupRecord) -> None:
     """What a finished backup was, and what to watch in it."""
     stats = record.stats
@@ -79,7 +86,7 @@ def show_backup(screen: Screen, record: BackupRecord) -> None:
             ("builds on", record.parent or ""),
             ("because", record.reason),
             ("state", str(record.state)),
-            ("missing", f"{record.tables_missing} tables could not be dumped" if record.tables_missing else ""),
+            ("missing", _missing_text(record)),
             ("took", format_duration((record.finished_at - record.started_at).total_seconds())),
             (
                 "data",

@@ -15,6 +15,7 @@ from backupd.cli.tables import (
     Compare,
     Confirm,
     Into,
+    Keys,
     OutOf,
     Sql,
     Tables,
@@ -145,6 +146,7 @@ def restore(
     sql: Sql = None,
     confirm: Confirm = None,
     compare: Compare = False,
+    keys: Keys = None,
     triggers: Which = None,
     source: OutOf = None,
     thaw: ThawTier = None,
@@ -159,12 +161,13 @@ def restore(
         tables, datadir, into, sql,
         whole={"--start": start, "--mode": mode is not Mode.NEW_SERVER, "--replay-with": replay_with is not None},
         of_tables={"--as": rename is not None, "--confirm": confirm is not None, "--compare": compare,
+                   "--keys": keys is not None,
                    "--triggers": triggers is not None, "--from": source is not None})
     with session(context, config, as_json) as run:
         if tables or datadir is None:
             restore_tables(run, server, target, tables or (), into=into, rename=rename, sql=sql, confirm=confirm,
                            compare=compare, triggers=triggers, exclude=exclude or (), source=source,
-                           thaw=thaw.value if thaw else None)
+                           thaw=thaw.value if thaw else None, keys=keys)
             return
         with reporting() as report:
             outcome = run.service.foreground.restore(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from restore.difference import TableDifference
     from restore.tableplan import TablePlan
 
+_SHOWN = 10
+"""Keys of rows that differ, where nobody asks for another number."""
 Tables = Annotated[
     list[str] | None,
     typer.Option(
@@ -58,6 +60,12 @@ Confirm = Annotated[
 ]
 Compare = Annotated[
     bool, typer.Option("--compare", help="Only show how the restored rows differ from the live ones; change nothing.")
+]
+MOST_KEYS = 1000
+Keys = Annotated[
+    int | None,
+    typer.Option("--keys", metavar="N", min=1, max=MOST_KEYS, show_default=False,
+                 help="Show up to so many keys of the rows that are missing, changed, and added."),
 ]
 
 
@@ -122,14 +130,15 @@ def refuse_mixture(
 def restore_tables(
     run: Session, server: str, target: str, tables: Sequence[str], *, into: str | None, rename: str | None,
     sql: Path | None, confirm: str | None, compare: bool, triggers: TriggersOf | None, exclude: Sequence[str],
-    source: From | None, thaw: str | None = None,
+    source: From | None, thaw: str | None = None, keys: int | None = None,
 ) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
     from backupd.cli.progress import reporting
+    from restore.difference import SAMPLE
 
     def ask(found: Sequence[TableDifference]) -> bool:
         for difference in found:
-            typer.echo(difference_text(_document(difference)), err=True)
+            typer.echo(difference_text(_document(difference), keys or _SHOWN), err=True)
         return bool(typer.prompt(f"These tables of {into} are to be replaced (and renamed aside). Type {into} to go on",
                             default="", show_default=False, err=True) == into)
 
@@ -138,17 +147,17 @@ def restore_tables(
             server, target, tables, into=into, rename=rename, sql=sql.absolute() if sql else None, confirm=confirm,
             compare=compare, ask=ask if sys.stdin.isatty() else None,
             triggers=(triggers or TriggersOf.BACKUP).value, exclude=exclude,
-            source=source.value if source else None, thaw=thaw, report=report)
+            source=source.value if source else None, thaw=thaw, keys=keys or SAMPLE, report=report)
     document = outcome.as_json()
     run.screen.done = f"the tables were restored into {into or sql}" if outcome.done else "no table was replaced"
     run.screen.document(document)
-    show_tables(run.screen, document)
+    show_tables(run.screen, document, keys or _SHOWN)
     if not outcome.is_good:
         raise typer.Exit(1)
 
 
-def show_tables(screen: Screen, outcome: dict[str, Any]) -> None:
-    """A finished restore of tables: its JSON document."""
+def show_tables(screen: Screen, outcome: dict[str, Any], keys: int) -> None:
+    """A finished restore of tables: its JSON document. ``keys``: the most that are shown of rows that differ."""
     from backupd.cli.render import position_text, show_phases
 
     place = outcome["position"]
@@ -173,7 +182,7 @@ def show_tables(screen: Screen, outcome: dict[str, Any]) -> None:
         if one["trouble"]:
             screen.line(f"failed: {one['source']}: {one['trouble']}", style="bold red")
         if one["difference"]:
-            screen.line(difference_text(one["difference"]))
+            screen.line(difference_text(one["difference"], keys))
     for orphan in outcome["orphans"]:
         screen.line(f"failed: {orphan}", style="bold red")
     _show_objects(screen, outcome["objects"])
@@ -204,8 +213,8 @@ def _show_objects(screen: Screen, objects: dict[str, Any]) -> None:
         screen.line(f"failed: {one['kind']} {one['name']}: {one['why']}", style="bold red")
 
 
-def difference_text(found: dict[str, Any]) -> str:
-    """How a restored table differs from the live one, in a few lines."""
+def difference_text(found: dict[str, Any], shown: int = _SHOWN) -> str:
+    """How a restored table differs from the live one, in a few lines, with at most ``shown`` keys of a sort."""
     if not found["comparable"]:
         head = f"{found['live']}: cannot be compared with the restored one: {found['why_not']}"
         return "\n".join([head, *(f"  {line}" for line in found["definition_differs"])])
@@ -219,14 +228,12 @@ def difference_text(found: dict[str, Any]) -> str:
     for name in ("missing", "changed", "added"):
         sample = found["samples"][name]
         if sample:
-            keys = ", ".join("/".join(key) for key in sample[:_SHOWN])
-            more = ", ..." if found[name] > len(sample[:_SHOWN]) else ""
+            keys = ", ".join("/".join(key) for key in sample[:shown])
+            more = ", ..." if found[name] > len(sample[:shown]) else ""
             lines.append(f"  {name}, by {'/'.join(found['key'])}: {keys}{more}")
     lines += [f"  {line}" for line in (*found["remarks"], *found["columns_differ"], *found["definition_differs"])]
     return "\n".join(lines)
 
-
-_SHOWN = 10
 
 
 def _document(difference: TableDifference) -> dict[str, Any]:

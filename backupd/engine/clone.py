@@ -51,7 +51,7 @@ from backupd.engine.receipts import BACKUP_CNF, ReceiptNames
 from backupd.model.errors import CancelledError, RefusedError, ServerError, ToolError
 from backupd.model.server import Position, Receipts, ServerInfo, Tool
 from backupd.model.units import format_size
-from backupd.process.folders import PASSABLE, locked_folder, remove_dead
+from backupd.process.folders import locked_folder, make_passable, remove_dead
 from backupd.process.optionfile import render_options
 from backupd.process.redact import redact
 
@@ -284,11 +284,8 @@ def _make_folder(stack: contextlib.ExitStack, spool: Path, owner: int) -> Path:
     """A folder of this run in ``spool`` that the server can write into, and nobody else; ``stack`` removes it. What
     killed runs left there is removed first. Raises RefusedError."""
     try:
-        spool.mkdir(mode=PASSABLE, parents=True, exist_ok=True)
         for folder in (spool, spool.parent):
-            status = folder.stat()
-            if status.st_uid == os.geteuid() and status.st_mode & 0o011 != 0o011:
-                folder.chmod(status.st_mode & 0o7777 | 0o011)  # passing through shows no name
+            make_passable(folder)  # which shows no name
         remove_dead(spool, _PREFIX)
         made = stack.enter_context(locked_folder(spool / f"{_PREFIX}{secrets.token_hex(4)}", mode=0o700))
         if os.geteuid() == 0:

@@ -26,20 +26,18 @@ _BLOCK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class DumpTable:
-    """A table to dump. ``size``: bytes, as the server estimates them; ``rows``: the server's estimate, 0 for unknown
-    (so that chunks can be made from sizes)."""
+    """A table to dump. ``size``: bytes, as the server estimates them."""
 
     name: TableName
     engine: str
     size: int
-    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DumpRequest:
     """``folder``: empty, private to this run, on the spool's disk. ``threads``: sessions that read at the same time;
-    ``chunk_bytes``: larger tables are cut into several files of about this size. ``log``: a file for what the tool
-    prints; ``on_stderr`` is called with each line, from a thread. ``cancel``: when set, the run raises
+    ``chunk_bytes``: the rows of larger tables go into several files of about this size. ``log``: a file for what the
+    tool prints; ``on_stderr`` is called with each line, from a thread. ``cancel``: when set, the run raises
     CancelledError."""
 
     connection: Connection

@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from backupd.engine.launch import DATABASE_USER, START_SECONDS, Options, give
 from backupd.engine.toolset import NO_PATHS, row_for
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.command import Command, locate
-from backupd.process.folders import PASSABLE
 from backupd.process.run import run
 
 NO_OPTIONS: Options = {}
@@ -39,11 +37,17 @@ def initialise(
         arguments = ["--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=normal", *arguments]
     else:
         arguments = ["--initialize-insecure", *arguments]
-    # Any server that starts removes what it takes for left over by a crash from the temporary folder that it shares.
-    with tempfile.TemporaryDirectory(prefix="backupd-") as temporary:
-        give(Path(temporary), user)
+    # Any server that starts removes what it takes for left over by a crash from the temporary folder that it shares. It
+    # lies beside the datadir, where we may write for certain: /tmp is read-only for the service.
+    temporary = datadir.with_name(f"{datadir.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(mode=0o700)
+    try:
+        give(temporary, user)
         run(Command((program, "--no-defaults", f"--datadir={datadir}", *as_user, *arguments),
-                    env={"TMPDIR": temporary}), timeout=START_SECONDS)
+                    env={"TMPDIR": str(temporary)}), timeout=START_SECONDS)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def installer_of(program: str, info: ServerInfo, *, paths: Mapping[str, str] = NO_PATHS) -> str:
@@ -70,30 +74,38 @@ def empty_system(
     if templates is None:
         initialise(data, program=installer, options=options, user=user)
     else:
-        template = _template(program, installer, user, templates, options)
-        run(Command(("cp", "-a", "--reflink=auto", "--sparse=always", f"{template}/.", str(data))), timeout=600)
+        _from_template(data, program, installer, user, templates, options)
     for name in ("auto.cnf", "binlog.index"):
         (data / name).unlink(missing_ok=True)
 
 
-def _template(program: str, installer: str, user: str, templates: Path, options: Options) -> Path:
-    """The empty system of this very program, made on first use by whoever comes first."""
+def _from_template(
+    data: Path, program: str, installer: str, user: str, templates: Path, options: Options,
+) -> None:
+    """From that of this very program, kept by whoever comes first. It is made in ``data``, so that the server's
+    user need not reach ``templates``."""
     status = Path(locate(program)).stat()
     mark = f"{program} {status.st_size} {status.st_mtime_ns} {user}"
     if options:
         mark += f" {sorted(options.items())}"
     template = templates / f"empty-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
-    templates.mkdir(mode=PASSABLE, parents=True, exist_ok=True)
+    templates.mkdir(mode=0o700, parents=True, exist_ok=True)
     gate = os.open(templates / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(gate, fcntl.LOCK_EX)
         if not template.is_dir():
             making = templates / f"{template.name}.making"
             shutil.rmtree(making, ignore_errors=True)
-            initialise(making, program=installer, options=options, user=user)
-            for left in (*making.glob("*.pem"), making / "auto.cnf"):
+            initialise(data, program=installer, options=options, user=user)
+            for left in (*data.glob("*.pem"), data / "auto.cnf"):
                 left.unlink(missing_ok=True)
+            _copy(data, making)
             making.rename(template)
+            return
     finally:
         os.close(gate)
-    return template
+    _copy(template, data)
+
+
+def _copy(source: Path, target: Path) -> None:
+    run(Command(("cp", "-a", "--reflink=auto", "--sparse=always", f"{source}/.", str(target))), timeout=600)

@@ -1,4 +1,4 @@
-"""A look at a file of INSERT statements as mydumper writes them: is it whole, and how many rows are in it?
+"""Files of INSERT statements, as every dump tool writes them: how many rows are in one, and is one of mydumper's whole?
 
 mydumper's loop over ``write()`` begins a repeated write at the right place but with the length of the whole statement
 (0.10.1 and 1.0 alike): after a write that was cut short by a full disk, when room is there again, it writes on with
@@ -23,6 +23,31 @@ _END = b";\n"
 _CHARSET = re.compile(rb"\bSET NAMES '?(?P<charset>[0-9a-z]+)", re.IGNORECASE)
 
 
+class RowMeter:
+    """Counts the rows of one file as its bytes come by, in pieces of any size. 0.10.1 and our own files begin each row
+    on a line of its own; later versions of mydumper begin the first row of a statement behind VALUES, each other one
+    with a comma."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys((_ROW, _NEXT_ROW, _INSERT), 0)
+        self._last = b"\n"  # so that the first line begins like the others
+
+    def add(self, content: bytes) -> None:
+        text = self._last + content
+        for pattern in self._counts:  # what ends within ``content``; the rest was counted before
+            self._counts[pattern] += text.count(pattern, max(0, len(self._last) - len(pattern) + 1))
+        self._last = text[1 - _LONGEST:]
+
+    @property
+    def statements(self) -> int:
+        return self._counts[_INSERT]
+
+    @property
+    def rows(self) -> int:
+        first = self._counts[_ROW]
+        return first + self._counts[_NEXT_ROW] + (0 if first else self._counts[_INSERT])
+
+
 @dataclass(frozen=True, slots=True)
 class Inspected:
     """``fault``: why it is not what mydumper writes, or empty. ``head``: bytes before the first INSERT; ``charset``: of
@@ -36,7 +61,7 @@ class Inspected:
 
 def inspect(path: Path) -> Inspected:
     """Read the file once. Raises OSError."""
-    counts = dict.fromkeys((_ROW, _NEXT_ROW, _INSERT), 0)
+    meter = RowMeter()
     text = b"\n"  # so that the first line begins like the others
     strange = head = 0
     charset: str | None = None
@@ -47,11 +72,10 @@ def inspect(path: Path) -> Inspected:
                 head = max(0, block.find(_INSERT[1:]))
                 match = _CHARSET.search(block, 0, head)
                 charset = match["charset"].decode() if match else ""
+            meter.add(block)
             text += block
             # What begins further back may go on in the next block. The last line end begins no line.
             limit = max(0, len(text) - _LONGEST) if block else len(text) - 1
-            for pattern in counts:
-                counts[pattern] += text.count(pattern, 0, limit + len(pattern) - 1)
             strange += sum(match.start() < limit for match in _STRANGE.finditer(text))
             if not block:
                 break
@@ -60,8 +84,6 @@ def inspect(path: Path) -> Inspected:
         return Inspected(0, "it does not end with a whole statement")
     if strange:
         return Inspected(0, f"{strange} of its lines are no part of an INSERT statement")
-    if counts[_INSERT] and not charset:
+    if meter.statements and not charset:
         return Inspected(0, "it does not say which character set its texts are in")
-    # 0.10.1 begins each row on a line of its own, later versions the first one of a statement behind VALUES.
-    rows = counts[_ROW] + counts[_NEXT_ROW] + (0 if counts[_ROW] else counts[_INSERT])
-    return Inspected(rows, head=head, charset=charset or "")
+    return Inspected(meter.rows, head=head, charset=charset or "")

@@ -41,9 +41,10 @@ class Selection:
 
 
 def select(tables: Iterable[Table], include: Sequence[TablePattern], exclude: Sequence[TablePattern] = (),
-           max_size: int | None = None, *, always: Container[str] = ()) -> Selection:
+           max_size: int | None = None, *, always: Container[str] = (), unasked: bool = False) -> Selection:
     """``max_size``: a table of more bytes is left out, unless its engine is one of ``always``: those that no other
-    backup covers. System schemas are never taken."""
+    backup covers. ``unasked``: tables of these engines are taken where no pattern wants them, too, unless one leaves
+    them out. System schemas are never taken."""
     present = [table for table in tables if not table.is_system]
     used: set[TablePattern] = set()
     taken: list[Table] = []
@@ -56,7 +57,7 @@ def select(tables: Iterable[Table], include: Sequence[TablePattern], exclude: Se
         wanted, unwanted = ([pattern for pattern in patterns if pattern.fits(table.name)]
                             for patterns in (include, exclude))
         used.update(wanted, unwanted)
-        if not wanted or unwanted:
+        if unwanted or not (wanted or (unasked and table.engine in always)):
             continue
         if max_size is not None and table.size > max_size and table.engine not in always:
             reason = f"larger than max_size: about {format_size(table.size)}, {format_size(max_size)} allowed"

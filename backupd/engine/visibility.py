@@ -31,7 +31,7 @@ def unseen(grants: Grants, include: Sequence[TablePattern]) -> Iterator[str]:
     is none of them: that it fits nothing is told anyway."""
     account = grants.account
     for schema in sorted(grants.revoked):
-        if not grants.allow("SELECT", schema) and any(_reaches(pattern, schema) for pattern in include):
+        if not grants.allow("SELECT", schema) and any(pattern.reaches(schema) for pattern in include):
             yield (f"{account} has no SELECT privilege on schema {schema} (it is revoked there): its tables cannot be "
                    "dumped, and what it may not see of them is not even named")
     if grants.allow("SELECT"):
@@ -39,7 +39,7 @@ def unseen(grants: Grants, include: Sequence[TablePattern]) -> Iterator[str]:
     may = sorted(pattern for pattern, _names in grants.schemas if grants.allow("SELECT", pattern.replace("\\", "")))
     readable = ", ".join(may[:_SHOWN]) + (f" and {len(may) - _SHOWN} more" if len(may) > _SHOWN else "")
     for pattern in include:
-        if pattern.table is None and not grants.allow("SELECT", pattern.text.partition(".")[0]):
+        if pattern.table is None and not grants.allow("SELECT", pattern.schema):
             yield (f"{account} has no SELECT privilege on *.*, and {pattern} asks for more than the schemas that it "
                    f"may read ({readable or 'none'}): tables that it may not see are missing, and nothing names them")
 
@@ -57,8 +57,3 @@ def unreadable(session: Session, grants: Grants, names: Iterable[TableName]) -> 
                 found[name] = f"{grants.account} has no SELECT privilege on it"
             session.ping()
     return found
-
-
-def _reaches(pattern: TablePattern, schema: str) -> bool:
-    only = pattern.table
-    return only.schema == schema if only else TablePattern(f"{pattern.text.partition('.')[0]}.*").takes_all_of(schema)

@@ -20,10 +20,11 @@ _LEAVE_SECONDS = 5.0
 
 
 class Judge:
-    """Compares readings with one limit (seconds), with hysteresis."""
+    """Compares readings with one limit (seconds), with hysteresis: ``resume`` is the share of it below which it is well
+    again."""
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
+    def __init__(self, limit: float, resume: float = RESUME) -> None:
+        self._limit, self._resume = limit, resume
         self._over = False
 
     def judge(self, reading: Reading) -> str:
@@ -31,7 +32,7 @@ class Judge:
         if reading.value is None:
             self._over = True
             return reading.text
-        bound = self._limit * RESUME if self._over else self._limit
+        bound = self._limit * self._resume if self._over else self._limit
         was, self._over = self._over, reading.value > bound
         if not self._over:
             return ""
@@ -46,10 +47,11 @@ def _limit(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A gauge and its limit in seconds."""
+    """A gauge, its limit in seconds, and the share of it below which work goes on."""
 
     gauge: Gauge
     limit: float
+    resume: float = RESUME
 
 
 class PressureWatch:
@@ -57,7 +59,7 @@ class PressureWatch:
 
     def __init__(self, watched: Sequence[Watched], *, interval: float = INTERVAL_SECONDS, stale: float = STALE_SECONDS,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        self._pairs = [(one.gauge, Judge(one.limit)) for one in watched]
+        self._pairs = [(one.gauge, Judge(one.limit, one.resume)) for one in watched]
         self._interval, self._stale, self._clock = interval, stale, clock
         self._reason = ""
         self._read_at = clock()

@@ -47,7 +47,8 @@ class BackupRecord:
 
     ``from_lsn`` and ``to_lsn``: log sequence numbers of the tool, 0 where it has none; an increment begins where its
     parent ends. ``server_uuid``: of the source. ``reason``: why this kind was taken when another one was due. Of a
-    logical one: ``table_set`` of the policy, and ``tables_missing``, how many tables of it could not be dumped.
+    logical one: ``table_set`` of the policy, and ``tables_missing``, how many tables of it could not be dumped; of a
+    physical one: how many its tool leaves out that the policy puts into no logical one either.
     ``manifest``: SHA-256 of the manifest, as the run that made the backup stored it; "" in rows that tell what somebody
     found at a destination. ``protected``: are there as many verified copies as the policy wants? No row of the catalog
     says so: whoever shows the record fills it in.
@@ -76,6 +77,11 @@ class BackupRecord:
     tables_missing: int = 0
     manifest: str = ""
     protected: bool = False
+
+    @property
+    def not_dumped(self) -> int:
+        """Tables that another dump of the set may well have. What a physical backup leaves out the others do, too."""
+        return self.tables_missing if self.kind is BackupKind.LOGICAL else 0
 
     def as_json(self) -> dict[str, Any]:
         return {

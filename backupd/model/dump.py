@@ -132,6 +132,10 @@ class DumpFacts:
     def failed(self) -> tuple[DumpedTable, ...]:
         return tuple(table for table in self.tables if table.outcome is Outcome.FAILED)
 
+    @property
+    def skipped(self) -> tuple[DumpedTable, ...]:
+        return tuple(table for table in self.tables if table.outcome is Outcome.SKIPPED)
+
     def as_json(self) -> dict[str, Any]:
         return {"set": self.table_set, "blocked": self.blocked, "schemas": list(self.schemas),
                 "settings": dict(self.settings), "tables": [table.as_json() for table in self.tables]}

@@ -26,6 +26,7 @@ class JobKind(StrEnum):
     REPLICATE = "replicate"
     THAW = "thaw"
     RESTORE = "restore"
+    REMOVAL = "removal"
 
 
 class JobState(StrEnum):

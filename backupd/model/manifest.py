@@ -77,7 +77,8 @@ class Header:
     was due. ``config``: the configuration of the source's host, where it was taken. ``tool``: the name of the tool that
     took it, since no other one can go on from there. ``landmarks``: None where no increment can build on this backup,
     and in manifests that are older than they. Of a logical backup: ``table_set``, the policy's set that was dumped, and
-    ``tables_missing``, how many tables of it could not be.
+    ``tables_missing``, how many tables of it could not be; of a physical one: how many it leaves out that were in no
+    logical one either.
     """
 
     backup_id: str

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report. ``phase`` names the step (``copy``, ``fetch``, ``prepare`` ...); totals are None while unknown."""
+    """One report. ``phase`` names the step (``copy``, ``fetch``, ``prepare`` ...); totals are None while unknown.
+
+    ``waits``: for something that takes its time, and at which whoever reports goes on looking. Then a report is a sign
+    of life even where it says the same as the one before.
+    """
 
     phase: str
     bytes_done: int = 0
@@ -16,6 +20,7 @@ class Progress:
     files_done: int = 0
     files_total: int | None = None
     note: str = ""
+    waits: bool = False
 
 
 Report = Callable[[Progress], None]

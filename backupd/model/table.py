@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Self
 
 _QUOTED = re.compile(r"`((?:[^`]|``)+)`\.`((?:[^`]|``)+)`")
 _PLAIN_HALF = re.compile(r"[^.\s`][^.`]*")
+_HALF = rf"(`(?:[^`]|``)+`|{_PLAIN_HALF.pattern})"
+_PATTERN = re.compile(rf"{_HALF}\.{_HALF}")
 
 
 def quote_name(*names: str) -> str:
@@ -44,45 +47,71 @@ class TableName:
 
 @dataclass(frozen=True, slots=True)
 class TablePattern:
-    """``shop.orders``, ``shop.*``, ``*.log_?``; or one table, quoted: ```my.shop`.`or der` ``, which means just this
-    name. ``*`` stands for any text, ``?`` for one character; upper and lower case differ."""
+    """``shop.orders``, ``shop.*``, ``*.log_?``; or with quoted names, which mean just themselves:
+    ```my.shop`.`or der` ``, ```my.shop`.* ``. ``*`` stands for any text, ``?`` for one character; upper and lower case
+    differ."""
 
     text: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError, saying how to write it."""
-        halves = text.split(".")
-        if _QUOTED.fullmatch(text) or (len(halves) == 2 and all(_PLAIN_HALF.fullmatch(half) for half in halves)):
+        if _PATTERN.fullmatch(text):
             return cls(text)
-        raise ValueError(f"{text!r} is not a pattern of tables: write schema.table, as in shop.* or shop.audit_*, or "
-                         "quote one table with backticks: `my.shop`.`or der` (in there, * means itself)")
+        raise ValueError(f"{text!r} is not a pattern of tables: write schema.table, as in shop.* or shop.audit_*, and "
+                         "quote odd names with backticks: `my.shop`.`or der`, `my.shop`.* (in there, * means itself)")
 
     @property
     def table(self) -> TableName | None:
         """The table, where only one can be meant."""
-        if _QUOTED.fullmatch(self.text):
-            return TableName.parse(self.text)
-        schema, _, table = self.text.partition(".")
-        return None if set(self.text) & set("*?") else TableName(schema, table)
+        schema, table = _halves(self.text)
+        return TableName(schema.text, table.text) if schema.plain and table.plain else None
+
+    @property
+    def schema(self) -> str:
+        """The schema, or what its name must look like."""
+        return _halves(self.text)[0].text
 
     def fits(self, name: TableName) -> bool:
-        if (only := self.table) is not None:
-            return only == name
-        schema, _, table = self.text.partition(".")
-        return _fits(name.schema, schema) and _fits(name.table, table)
+        schema, table = _halves(self.text)
+        return schema.fits(name.schema) and table.fits(name.table)
+
+    def reaches(self, schema: str) -> bool:
+        """May it mean tables of ``schema``?"""
+        return _halves(self.text)[0].fits(schema)
 
     def takes_all_of(self, schema: str) -> bool:
         """Does it mean every table of ``schema``, and so the schema itself?"""
-        of_schema, _, table = self.text.partition(".")
-        return table == "*" and _fits(schema, of_schema)
+        of_schema, table = _halves(self.text)
+        return table == _Half("*", plain=False) and of_schema.fits(schema)
 
     def __str__(self) -> str:
         return self.text
 
 
-def _fits(text: str, pattern: str) -> bool:
-    return fnmatchcase(text, pattern.replace("[", "[[]"))
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """Of a pattern. ``plain``: it means just this name."""
+
+    text: str
+    plain: bool
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        if text.startswith("`"):
+            return cls(text[1:-1].replace("``", "`"), plain=True)
+        return cls(text, plain=not set(text) & set("*?"))
+
+    def fits(self, name: str) -> bool:
+        return name == self.text if self.plain else fnmatchcase(name, self.text.replace("[", "[[]"))
+
+
+@lru_cache(maxsize=1024)
+def _halves(pattern: str) -> tuple[_Half, _Half]:
+    match = _PATTERN.fullmatch(pattern)
+    if match is None:
+        raise ValueError(f"{pattern!r} is not a pattern of tables")
+    return _Half.read(match[1]), _Half.read(match[2])
 
 
 def fits_any(name: TableName, patterns: Iterable[TablePattern]) -> bool:

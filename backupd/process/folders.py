@@ -16,6 +16,17 @@ PASSABLE = 0o711
 """Others may pass through to what they are told of, and list nothing."""
 
 
+def make_passable(folder: Path) -> None:
+    """Make ``folder`` if needed, and let others pass through it, whatever the umask is, where it is ours.
+
+    Raises OSError.
+    """
+    folder.mkdir(mode=PASSABLE, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & 0o011 != 0o011:
+        folder.chmod(status.st_mode & 0o7777 | 0o011)
+
+
 @contextlib.contextmanager
 def locked_folder(folder: Path, *, mode: int = PASSABLE) -> Iterator[Path]:
     """Make ``folder``, hold its lock, and remove it with everything in it at the end. Raises OSError."""

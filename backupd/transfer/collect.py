@@ -31,6 +31,7 @@ from backupd.transfer.intent import intents
 from backupd.transfer.inventory import Committed, backup_ids, read
 from backupd.transfer.keeping import Backup
 from backupd.transfer.lease import Alive, Lease, is_alive, is_listed
+from backupd.transfer.logpieces import clear_forgotten
 from backupd.transfer.marking import is_withdrawn
 from backupd.transfer.pin import pins
 from backupd.transfer.segments import clear_strays
@@ -222,6 +223,7 @@ class _Collection:
         self._result.leftovers = self._destination.clear_leftovers()
         try:
             self._result.log_parts = clear_strays(self._destination, now=self._clock())
+            self._result.log_pieces = clear_forgotten(self._destination, now=self._clock())
         except LockedError as error:
             self._result.held.append(refusal(error))
         trees, sides = unfinished(self._destination)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import io
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from backupd.model.errors import KeyUnusableError
 from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
 from backupd.process.run import run
-from backupd.process.runtime import runtime_directory
+from backupd.transfer.keyhome import usable_home
 
 _HARDENED = (
     "--batch", "--no-tty",
@@ -28,16 +24,14 @@ _HARDENED = (
     "--no-random-seed-file",
 )
 _READ = 64 * 1024
-_SOCKET_LIMIT = 107
-_LONGEST_SOCKET = "/S.gpg-agent.browser"
 
 
 def gpg(home: Path, status: Status, *arguments: str) -> Command:
     """``gpg --batch --homedir HOME ... ARGUMENTS`` with its status lines going to ``status``.
 
-    Raises KeyUnusableError if the home does not exist.
+    Raises KeyUnusableError if the home does not exist, or cannot be read.
     """
-    return Command(("gpg", *_HARDENED, "--homedir", str(short_home(home)),
+    return Command(("gpg", *_HARDENED, "--homedir", str(usable_home(home)),
                     "--status-fd", str(status.descriptor), *arguments))
 
 
@@ -89,32 +83,11 @@ class StatusLine:
     text: str
 
 
-_links = threading.Lock()
-
-
-def short_home(home: Path) -> Path:
-    """``home``, or a short link to it if the path of its agent's socket would be longer than a socket's can
-    be.
-
-    Raises KeyUnusableError if there is no such folder.
-    """
-    if not home.is_dir():
-        raise KeyUnusableError(f"the GnuPG home {home} does not exist",
-                               hint="create it and import the keys: gpg --homedir ... --import FILE")
-    real = home.resolve()
-    if len(os.fsencode(str(real) + _LONGEST_SOCKET)) <= _SOCKET_LIMIT:
-        return real
-    link = runtime_directory() / f"g{hashlib.sha256(os.fsencode(real)).hexdigest()[:10]}"
-    with _links, contextlib.suppress(FileExistsError):
-        link.symlink_to(real)
-    return link
-
-
 def stop_agent(home: Path) -> None:
     """End the gpg-agent that gpg started for ``home``, if any: for homes that are ours and temporary.
 
     An operator's own home keeps its agent, which may hold a passphrase that somebody typed.
     """
     if home.is_dir():
-        command = Command(("gpgconf", "--homedir", str(short_home(home)), "--kill", "all"))
+        command = Command(("gpgconf", "--homedir", str(usable_home(home)), "--kill", "all"))
         run(command, timeout=30, check=False)

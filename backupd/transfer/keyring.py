@@ -13,7 +13,8 @@ import gnupg
 
 from backupd.model.errors import ToolError
 from backupd.process.command import Command, locate
-from backupd.transfer.gpg import Status, gpg, short_home, through
+from backupd.transfer.gpg import Status, gpg, through
+from backupd.transfer.keyhome import usable_home
 
 WARN_DAYS = 30
 _HEX = re.compile(r"(?:0X)?([0-9A-F]{8,64})!?")
@@ -59,9 +60,9 @@ def secret_fingerprints(home: Path) -> frozenset[str]:
 
 
 def _list_keys(home: Path, *, secret: bool) -> list[dict[str, Any]]:
-    short = short_home(home)
+    usable = usable_home(home)
     try:
-        engine = gnupg.GPG(gpgbinary=locate("gpg"), gnupghome=str(short), env=Command(("gpg",)).environment(),
+        engine = gnupg.GPG(gpgbinary=locate("gpg"), gnupghome=str(usable), env=Command(("gpg",)).environment(),
                            options=["--no-options", "--no-auto-check-trustdb", "--trust-model", "always"])
         listed = engine.list_keys(secret)
     except (OSError, ValueError) as error:

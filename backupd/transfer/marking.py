@@ -1,20 +1,47 @@
-"""Does a mark of deletion stand? Where nothing may be deleted a mark cannot be taken away: a document that takes it
-back lies in its place then, and counts as none."""
+"""Does a mark of deletion stand, and since when? Where nothing may be deleted a mark cannot be taken away: a document
+that takes it back lies in its place then, and counts as none.
+
+A mark is an ordinary file: whoever may put files can put one with any time in it. So what it says of itself never makes
+it count sooner than since it is known here.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from backupd.model.clock import format_time
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import ArchivedError, LockedError, ObjectMissingError
+from backupd.model.sighting import Sighting
+from backupd.transfer.keeping import Backup
 from backupd.transfer.lease import exists
 from storage import layout
 from storage.destination import Destination
 
 _WITHDRAWN = "withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Since when a backup is marked deleted, and why, by its own words; ``reason`` is empty where nobody said.
+    ``stored``: when that was stored, as the place lists it."""
+
+    at: datetime
+    reason: str
+    stored: datetime
+
+
+Sightings = Callable[[Mapping[Backup, Mark]], Mapping[Backup, Sighting]]
+"""What an installation knows by itself of each of the marks that it finds at a place."""
+
+
+def since(mark: Mark, known: Sighting) -> datetime:
+    """From when its grace period counts, and for which day the brake counts it."""
+    return max(mark.at, known.since)
 
 
 def is_marked(destination: Destination, server: str, backup_id: str) -> bool:

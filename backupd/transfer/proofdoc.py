@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Iterator
@@ -39,14 +40,17 @@ class KeptWitness:
 Kept = Proof | KeptWitness
 
 
-def put(destination: Destination, kept: Kept, sealer: Sealer) -> None:
-    """Store it sealed; again is harmless."""
-    with io.BytesIO(sealer.seal(_encoded(kept))) as stream:
+def put(destination: Destination, kept: Kept, sealer: Sealer) -> str:
+    """Store it sealed; again is harmless. The SHA-256 (64 hex) of what is stored now."""
+    sealed = sealer.seal(_encoded(kept))
+    with io.BytesIO(sealed) as stream:
         destination.put(layout.proof_key(kept.server, kept.id), stream)
+    return hashlib.sha256(sealed).hexdigest()
 
 
-def load(destination: Destination, server: str, proof_id: str, unsealer: Unsealer) -> Kept | None:
-    """What lies there; None where it is gone. Raises DamagedError, KeyUnusableError."""
+def load(destination: Destination, server: str, proof_id: str, unsealer: Unsealer) -> tuple[Kept, str] | None:
+    """What lies there, and the SHA-256 of how it is stored; None where it is gone. Raises DamagedError,
+    KeyUnusableError."""
     key = layout.proof_key(server, proof_id)
     try:
         sealed = get_document(destination, key)
@@ -60,7 +64,7 @@ def load(destination: Destination, server: str, proof_id: str, unsealer: Unseale
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
                            hint="no backup depends on it; delete it there, and test that backup anew") from error
-    return kept
+    return kept, hashlib.sha256(sealed).hexdigest()
 
 
 def listed(destination: Destination, server: str | None = None) -> Iterator[tuple[str, str]]:

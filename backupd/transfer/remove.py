@@ -32,7 +32,7 @@ from backupd.transfer.erasing import Locks, each
 from backupd.transfer.inventory import Committed, backup_ids, read
 from backupd.transfer.keeping import Backup, Kept, kept_at
 from backupd.transfer.lease import Alive, is_alive
-from backupd.transfer.marking import takes_back, withdraw
+from backupd.transfer.marking import Mark, Sightings, since, takes_back, withdraw
 from backupd.transfer.sweeping import await_sweeps, sweeping
 from storage import layout, objects
 from storage.destination import Destination, ObjectInfo, as_tree
@@ -41,18 +41,7 @@ _MANY = 256
 """A backup of more objects than this is looked at by listing the pool, which is a page at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Since when a backup is marked deleted, and why; ``reason`` is empty where nobody said. ``confirmed``: a person
-    wants it, so no brake holds it."""
-
-    at: datetime
-    reason: str = ""
-    confirmed: bool = False
-
-
-def mark(destination: Destination, server: str, backup_id: str, now: datetime, *, reason: str = "",
-         confirmed: bool = False) -> datetime:
+def mark(destination: Destination, server: str, backup_id: str, now: datetime, *, reason: str = "") -> datetime:
     """Mark a backup deleted; since when it is. Marking again keeps the first time and reason.
 
     Raises NotFoundError. Whether the backup may be deleted at all (last chain, pins of the catalog) is decided before.
@@ -61,19 +50,12 @@ def mark(destination: Destination, server: str, backup_id: str, now: datetime, *
         destination.stat(layout.manifest_key(server, backup_id))
     except ObjectMissingError:
         raise _unknown(destination, server, backup_id) from None
-    before = marked(destination, server).get((server, backup_id))
+    before = mark_of(destination, server, backup_id)
     if before is not None:
-        if confirmed and not before.confirmed:
-            _put_mark(destination, (server, backup_id), Mark(before.at, before.reason, confirmed=True))
         return before.at
-    _put_mark(destination, (server, backup_id), Mark(now, reason, confirmed))
+    note = {"server": server, "backup": backup_id, "at": format_time(now), "reason": reason}
+    destination.put(layout.mark_key(server, backup_id), io.BytesIO(json.dumps(note, sort_keys=True).encode("ascii")))
     return now
-
-
-def _put_mark(destination: Destination, backup: Backup, note: Mark) -> None:
-    document = {"server": backup[0], "backup": backup[1], "at": format_time(note.at), "reason": note.reason,
-                "confirmed": note.confirmed}
-    destination.put(layout.mark_key(*backup), io.BytesIO(json.dumps(document, sort_keys=True).encode("ascii")))
 
 
 def unmark(destination: Destination, server: str, backup_id: str, *, now: datetime, grace: timedelta) -> None:
@@ -83,11 +65,11 @@ def unmark(destination: Destination, server: str, backup_id: str, *, now: dateti
 
     Raises RefusedError once the ``grace`` has passed, and NotFoundError when the backup is gone.
     """
-    since = marks(destination).get((server, backup_id))
-    if since is not None and now - since >= grace:
+    found = mark_of(destination, server, backup_id)
+    if found is not None and now - found.at >= grace:
         raise RefusedError(
             f"backup {backup_id} of {server} at destination {destination.name} can no longer be undeleted",
-            detail=f"it was marked deleted at {format_time(since)} and its grace period has passed",
+            detail=f"it was marked deleted at {format_time(found.at)} and its grace period has passed",
             hint="a sweep may be removing it now; raise the grace period if its manifest is still there")
     withdraw(destination, server, backup_id, now)
     await_sweeps(destination, clock=lambda: now)
@@ -104,6 +86,15 @@ def marks(destination: Destination) -> dict[Backup, datetime]:
 
 def marked(destination: Destination, server: str | None = None) -> dict[Backup, Mark]:
     """Backups (of ``server``) marked deleted. A mark that cannot be read counts from when it was stored."""
+    return _marked_below(destination, layout.MARKS if server is None else f"{layout.MARKS}{server}/")
+
+
+def mark_of(destination: Destination, server: str, backup_id: str) -> Mark | None:
+    """The same of one backup."""
+    return _marked_below(destination, layout.mark_key(server, backup_id)).get((server, backup_id))
+
+
+def _marked_below(destination: Destination, prefix: str) -> dict[Backup, Mark]:
     def look(info: ObjectInfo) -> tuple[Backup, Mark] | None:
         owner = layout.backup_of(info.key)
         if owner is None:
@@ -113,20 +104,20 @@ def marked(destination: Destination, server: str | None = None) -> dict[Backup, 
                 note = parsed(stream.read(), limit=NOTE_LIMIT)
             if takes_back(note):
                 return None
-            return owner, Mark(parse_time(note["at"]), str(note.get("reason", "")), note.get("confirmed") is True)
+            return owner, Mark(parse_time(note["at"]), str(note.get("reason", "")), info.modified_at)
         except ObjectMissingError:
             return None
         except (ArchivedError, ValueError, KeyError, TypeError, AttributeError):
-            return owner, Mark(info.modified_at)
+            return owner, Mark(info.modified_at, "", info.modified_at)
 
-    infos = list(destination.list(layout.MARKS if server is None else f"{layout.MARKS}{server}/"))
-    return dict(found for found in each(look, infos) if found is not None)
+    return dict(found for found in each(look, list(destination.list(prefix))) if found is not None)
 
 
-def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: frozenset[Backup] = frozenset(),
-          kept: Kept | None = None, alive: Alive = is_alive, brake: Brake = BRAKE,
-          expected: Collection[Backup] = ()) -> Collected:
-    """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Those of
+def sweep(destination: Destination, *, clock: Clock, grace: timedelta, sightings: Sightings,
+          at_once: frozenset[Backup] = frozenset(), kept: Kept | None = None, alive: Alive = is_alive,
+          brake: Brake = BRAKE, expected: Collection[Backup] = ()) -> Collected:
+    """Remove the backups that were marked at least ``grace`` ago, then collect what nobody needs any more. Since when,
+    and whether a person wants it, so that no brake holds it, is said by ``sightings``, not by the marks. Those of
     ``at_once`` (marked too) need not wait for their grace. What is kept on purpose, by ``kept`` or by what is written
     at the destination, stays whatever its mark says, and so does the last restorable chain of a server.
 
@@ -137,39 +128,47 @@ def sweep(destination: Destination, *, clock: Clock, grace: timedelta, at_once: 
     """
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
-            return sweep_held(destination, clock=clock, grace=grace, at_once=at_once, kept=kept or Kept(), alive=alive,
-                              brake=brake, fence=lease.assert_held, expected=expected)
+            return sweep_held(destination, clock=clock, grace=grace, sightings=sightings, at_once=at_once,
+                              kept=kept or Kept(), alive=alive, brake=brake, fence=lease.assert_held,
+                              expected=expected)
     except (BusyError, LockedError) as error:
         return not_begun(error)
 
 
-def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, at_once: frozenset[Backup], kept: Kept,
-               alive: Alive, brake: Brake, fence: Callable[[], None], expected: Collection[Backup] = ()) -> Collected:
+def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, sightings: Sightings,
+               at_once: frozenset[Backup], kept: Kept, alive: Alive, brake: Brake, fence: Callable[[], None],
+               expected: Collection[Backup] = ()) -> Collected:
     """The same by somebody who is ``sweeping`` already; ``fence`` raises when that has ended."""
     now = clock()
     # Marks before pins and intents: whoever pins, or begins to build on a backup, and then finds no mark was early
     # enough to be seen here. Manifests after intents: a backup that ended in between is seen as one of the two.
     notes = marked(destination)
-    due = {owner for owner, note in notes.items() if owner in at_once or now - note.at >= grace}
+    known = sightings(notes)
+    age = {owner: since(note, known[owner]) for owner, note in notes.items() if owner in known}
+    due = {owner for owner in notes if owner in at_once or (owner in age and now - age[owner] >= grace)}
     held: list[str] = []
     for keeping in (kept, kept_at(destination)):
         staying = {owner for owner in due if keeping.covers(owner)}
         held += [f"{name} of {server}: {keeping.reason((server, name))}" for server, name in sorted(staying)]
         due -= staying
-    braked = _braked(destination, notes, due - at_once, brake) if due else []
-    held += braked
-    due = (due & at_once) | {owner for owner in due if notes[owner].confirmed} if braked else due
-    removed: list[Backup] = []
+        age = {owner: at for owner, at in age.items() if not keeping.covers(owner)}
+    confirmed = at_once | {owner for owner in age if known[owner].confirmed}
+    removable = due - _in_use(destination, due, now, alive, held) if due else due
     named: dict[Backup, frozenset[str]] = {}
+    found: list[_Outline] = []
+    for one in manifests(destination, backup_ids(destination)) if due else ():
+        found.append(_outline(one))
+        if found[-1].backup in removable and isinstance(one.header, Header):
+            named[found[-1].backup] = frozenset(item.name for item in one.header.objects)
+    # Whoever may put marks could put manifests, too, to make them few among many: those that are believed count.
+    there = [item.backup for item in found if item.readable] if due else backup_ids(destination)
+    strange = {owner for owner in age if not known[owner].ours}
+    braked = _braked({owner: at for owner, at in age.items() if owner not in confirmed}, strange, there, brake)
+    held += braked
+    removable = removable & confirmed if braked else removable
+    removed: list[Backup] = []
     locks = Locks()
-    if due:
-        removable = due - _in_use(destination, due, now, alive, held)
-        found: list[_Outline] = []
-        for one in manifests(destination, backup_ids(destination)):
-            found.append(_outline(one))
-            if found[-1].backup in removable and isinstance(one.header, Header):
-                named[found[-1].backup] = frozenset(item.name for item in one.header.objects)
-        confirmed = at_once | {owner for owner, note in notes.items() if note.confirmed}
+    if removable:
         removable -= _last_whole(destination, found, removable, set(notes), held, confirmed)
         missing = set(expected) - set(notes) - {one.backup for one in found}
         found += [_Outline(owner, readable=False) for owner in sorted(missing)]
@@ -192,17 +191,19 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, at_o
     return result
 
 
-def _braked(destination: Destination, notes: Mapping[Backup, Mark], due: set[Backup], brake: Brake) -> list[str]:
-    """Why marks are not followed, when nobody has said that so many of one day are right."""
-    rules = {owner: notes[owner].at for owner in due if not notes[owner].confirmed}
-    if not rules:
+def _braked(waiting: Mapping[Backup, datetime], strange: Collection[Backup], present: Collection[Backup],
+            brake: Brake) -> list[str]:
+    """Why marks are not followed, when nobody has said that so many of one day are right; it is said before they are
+    due. ``strange``: marks that this installation did not put."""
+    if not waiting or not brake.holds(waiting, present):
         return []
-    present = backup_ids(destination)
-    if not brake.holds(rules, present):
-        return []
-    told = (f"{len(rules)} of {len(present)} backups are marked to go, {brake.most(rules, present)} more in one day "
-            f"than came in it, and no more than {brake.limit(len(present))} may: `backupd retention SERVER --apply "
+    theirs = sum(1 for owner in waiting if owner in strange)
+    told = (f"{len(waiting)} of {len(present)} backups are marked to go, {brake.most(waiting, present)} more in one "
+            f"day than came in it, and no more than {brake.limit(len(present))} may: `backupd retention SERVER --apply "
             "--really` lets those of a server go")
+    if theirs:
+        told += (f". {theirs} of these marks were not put by this installation: who did that? `backupd backups "
+                 "undelete ID` takes a mark away")
     return [told]
 
 

@@ -17,28 +17,35 @@ from backupd.model.errors import (
     BackupdError,
     DamagedError,
     DestinationError,
+    ForbiddenError,
     LockedError,
     ObjectMissingError,
+    RefusedError,
 )
 from backupd.model.manifest import Header, StoredObject, decode_header
 from backupd.transfer import segments
 from backupd.transfer.intent import Intent
 from backupd.transfer.manifestio import get_bytes, put_bytes
+from backupd.transfer.pastversions import earlier
 from backupd.transfer.relay import Check, Relay
 from backupd.transfer.replicate import copy_signature
 from backupd.transfer.replicatelogs import copy_segment
 from backupd.transfer.scrub import recorded
 from backupd.transfer.segmentdoc import SegmentHeader
 from storage import layout, objects
-from storage.destination import Destination, TreeDestination
+from storage.destination import Destination, TreeDestination, as_versioned
 
 
 def put_right(target: Destination, key: str, item: StoredObject, sources: Sequence[Destination]) -> str:
     """Make ``key`` at ``target`` hold the bytes of ``item`` again, and end its quarantine; the name of the source.
+    Where the target has them in an earlier version, that one comes back, and nothing has to be sent.
 
     Raises DamagedError naming every source when none has them, DestinationError when the target fails, or keeps other
     bytes than it is given.
     """
+    if _from_earlier(target, key, item):
+        _released(target, key, item)
+        return f"an earlier version at {target.name}"
     failures: list[str] = []
     for source in sources:
         try:
@@ -56,10 +63,27 @@ def put_right(target: Destination, key: str, item: StoredObject, sources: Sequen
             raise DestinationError(f"destination {target.name} does not keep what it is given",
                                    detail=f"{target.name}:{key}: {problem}",
                                    hint="look at the medium and its log: it may be about to fail")
-        if key.startswith(layout.OBJECTS):
-            objects.release(target, item.name)
+        _released(target, key, item)
         return source.name
     raise _nowhere(f"no other destination has the true bytes of {key}", key, failures)
+
+
+def _from_earlier(target: Destination, key: str, item: StoredObject) -> bool:
+    """Whatever stands in the way of that (no right to it, no versions) leaves it to the other copies."""
+    try:
+        found = earlier(target, key, item)
+        place = as_versioned(target)
+        if found is None or place is None:
+            return False
+        place.bring_back(*found)
+        return not _problem(target, key, item)
+    except (DestinationError, ForbiddenError, RefusedError):
+        return False
+
+
+def _released(target: Destination, key: str, item: StoredObject) -> None:
+    if key.startswith(layout.OBJECTS):
+        objects.release(target, item.name)
 
 
 def put_manifest_right(target: Destination, server: str, backup_id: str, sources: Sequence[Destination], *,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 
 from backupd.model.clock import Clock
 from backupd.model.errors import (
@@ -31,6 +32,7 @@ from backupd.model.progress import Progress, Report
 from backupd.transfer.intent import Intent
 from backupd.transfer.known import missing, unusable_objects
 from backupd.transfer.lease import exists
+from backupd.transfer.locking import lengthen_all
 from backupd.transfer.manifestio import put_bytes
 from backupd.transfer.marking import is_marked
 from backupd.transfer.pin import Pin
@@ -97,7 +99,7 @@ def replicate(sources: Sequence[Destination], target: Destination, order: Order,
     with ExitStack() as stack:
         pinned = stack.enter_context(_pinned(sources, order, clock))
         intent = stack.enter_context(_intent(target, order, clock))
-        return _Copy(pinned, target, order, intent, report, check).run()
+        return _Copy(pinned, target, order, intent, report, check).run(clock())
 
 
 @contextmanager
@@ -148,7 +150,7 @@ class _Copy:
         self._stop = threading.Event()
         self._begun = time.monotonic()
 
-    def run(self) -> Copied:
+    def run(self, since: datetime) -> Copied:
         document, header = self._manifest()
         self._meter.total(header)
         dying, damaged = unusable_objects(self._target)
@@ -160,6 +162,7 @@ class _Copy:
             self._relay.bring(folder + stored.name, stored)
         self._tree(header)
         self._confirm(header)
+        lengthen_all(self._target, header, self._order.above, since, stored=self._relay.stored)
         self._commit(document, header)
         tally = self._relay.tally
         return Copied(header, tally.sent, tally.things, tally.present, time.monotonic() - self._begun,

@@ -1,12 +1,10 @@
 """Copying archived binary logs to another destination, as they are stored. Needs no private key.
 
-As when they were stored first: a segment's parts and index come before its ``segment.json``, and a piece goes only when
-a larger segment that holds it is there.
+As when they were stored first, a segment's parts and index come before its ``segment.json``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from backupd.model.binlog import Branch, SegmentKey
@@ -14,8 +12,6 @@ from backupd.model.clock import Clock
 from backupd.model.errors import DamagedError, DestinationError, NotFoundError, ObjectMissingError
 from backupd.model.manifest import StoredObject
 from backupd.transfer import segments
-from backupd.transfer.lease import is_alive
-from backupd.transfer.pin import pins
 from backupd.transfer.relay import Document, Relay
 from backupd.transfer.segmentdoc import SegmentHeader, decode_branch, decode_segment
 from backupd.transfer.segments import SegmentConflictError
@@ -63,22 +59,6 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
                                detail="\n".join(f"{name} {problem}" for name, problem in gone),
                                hint="look at the medium and its log; it is tried again by itself")
     return header
-
-
-def replaced_pieces(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:
-    """The pieces at ``target`` that segment ``key``, which is there, holds."""
-    return tuple(other for other in segments.of_file(target, server, key.branch, key.number)
-                 if other != key and key.start <= other.start and other.end <= key.end)
-
-
-def drop_pieces(target: Destination, server: str, keys: Sequence[SegmentKey], *, now: datetime) -> bool:
-    """Remove pieces; False, and nothing, while a restore reads logs of the server there."""
-    if any(is_alive(pin, now) and (pin.owner is None or any(owner == server for owner, _id in pin.backups))
-           for pin in pins(target)):
-        return False
-    for key in keys:
-        segments.remove(target, server, key)
-    return True
 
 
 def _read(relay: Relay, server: str, key: SegmentKey) -> tuple[Document, SegmentHeader]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from backupd.engine.binlogindex import decode_index
 from backupd.model.binlog import Branch, Ending, SegmentKey, Transaction
 from backupd.model.errors import (
     ArchivedError,
+    BackupdError,
     DamagedError,
     DestinationError,
     NotFoundError,
@@ -227,12 +228,21 @@ def branches(destination: Destination, server: str | None = None) -> Iterator[Br
 
 # Reading
 
+Instead = Callable[[int, BackupdError], bytes]
+"""Gives the plain bytes of a part that could not be read, by its number and why; raises where nobody has them."""
+
+
+def _nowhere(_number: int, error: BackupdError) -> bytes:
+    raise error
+
+
 def fetch(destination: Destination, header: SegmentHeader, unsealer: Unsealer, target: Path, *,
-          append: bool = False) -> None:
+          append: bool = False, instead: Instead = _nowhere) -> None:
     """Write the plain bytes of a segment to ``target``, a new file (0600), or the end of one whose size is its start.
 
-    Every digest is compared; never more than a part is in memory. On failure ``target`` is as it was before. Raises
-    DamagedError, KeyUnusableError, DestinationError, RefusedError when ``target`` is not where the segment goes on.
+    Every digest is compared; never more than a part is in memory. ``instead`` is asked for a part that is damaged,
+    missing or frozen here. On failure ``target`` is as it was before. Raises DamagedError, KeyUnusableError,
+    DestinationError, RefusedError when ``target`` is not where the segment goes on.
     """
     before = target.stat().st_size if append else 0
     if append and before != header.segment.start:
@@ -242,8 +252,11 @@ def fetch(destination: Destination, header: SegmentHeader, unsealer: Unsealer, t
     with os.fdopen(os.open(target, flags, 0o600), "wb", buffering=0) as file:
         try:
             digest = hashlib.sha256()
-            for part in header.parts:
-                plain = _unsealed(destination, header, part, unsealer)
+            for number, part in enumerate(header.parts):
+                try:
+                    plain = _unsealed(destination, header, part, unsealer)
+                except (DamagedError, ObjectMissingError, ArchivedError) as error:
+                    plain = instead(number, error)
                 digest.update(plain)
                 view = memoryview(plain)
                 while view:
@@ -255,6 +268,21 @@ def fetch(destination: Destination, header: SegmentHeader, unsealer: Unsealer, t
             if not append:
                 target.unlink()
             raise
+
+
+def read_part(destination: Destination, header: SegmentHeader, number: int, unsealer: Unsealer) -> bytes:
+    """The plain bytes of one part, as ``header`` of this or another place describes it. Where the segment was sealed
+    another time here, the header that lies here tells what belongs to the same plain bytes. Raises as ``fetch``, and
+    NotFoundError."""
+    part = header.parts[number]
+    try:
+        return _unsealed(destination, header, part, unsealer)
+    except (DamagedError, ObjectMissingError):
+        here = load_header(destination, header.segment.server, header.segment.key)
+        same = here.parts[number] if number < len(here.parts) else part
+        if same.stored == part.stored or (same.size, same.sha256) != (part.size, part.sha256):
+            raise
+        return _unsealed(destination, here, same, unsealer)
 
 
 def read_index(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> Iterator[Transaction]:

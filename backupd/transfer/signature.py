@@ -17,6 +17,8 @@ from backupd.transfer.unseal import passphrase_options
 _BLOCK = re.compile(rb"-----BEGIN PGP SIGNATURE-----.*?-----END PGP SIGNATURE-----\r?\n?", re.DOTALL)
 _LIMIT = 64 * 1024
 """Bytes that a signature may have; ours have a few hundred."""
+_NO_AGENT = str(4 << 24 | 77)
+"""GPG_ERR_NO_AGENT, as gpg itself reports it (libgpg-error: source and code)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ def _key_id(lines: Sequence[StatusLine]) -> str:
 
 def _why_not(lines: Sequence[StatusLine]) -> str:
     words = {line.keyword for line in lines}
+    if any(line.keyword == "FAILURE" and line.text.endswith(_NO_AGENT) for line in lines):
+        return "gpg could not start its agent"
     if "KEYEXPIRED" in words:
         return "it has expired"
     if "INV_SGNR" in words:

@@ -42,16 +42,30 @@ def sweeping(destination: Destination, *, clock: Clock, alive: Alive = is_alive)
         yield holder
 
 
+@contextmanager
+def unswept(destination: Destination, *, clock: Clock, alive: Alive = is_alive) -> Iterator[Holder]:
+    """While the block runs nobody removes here, whoever runs it may not remove anything either. Raises BusyError when
+    somebody is at it."""
+    with Holder([destination], layout.sweep_key(new_id(clock())), (), clock=clock) as holder:
+        _dead(destination, clock, alive, ours=holder.lease.key)
+        yield holder
+
+
 def _clear(destination: Destination, clock: Clock, alive: Alive, *, ours: str = "") -> None:
     """Remove the leases of the dead. Raises BusyError when one lives that is not ``ours``."""
-    for lease in sweeps(destination):
-        if lease.key == ours:
-            continue
+    for lease in _dead(destination, clock, alive, ours=ours):
+        destination.delete(lease.key)
+
+
+def _dead(destination: Destination, clock: Clock, alive: Alive, *, ours: str) -> list[Lease]:
+    """Leases of the dead. Raises BusyError when one lives that is not ``ours``."""
+    others = [lease for lease in sweeps(destination) if lease.key != ours]
+    for lease in others:
         if alive(lease, clock()):
             who = "somebody" if lease.owner is None else f"process {lease.owner.pid} on {lease.owner.host}"
             raise BusyError(f"{who} is removing at destination {destination.name} right now",
                             hint="what is due is removed the next time")
-        destination.delete(lease.key)
+    return others
 
 
 def await_sweeps(destination: Destination, *, clock: Clock, alive: Alive = is_alive,

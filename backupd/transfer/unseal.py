@@ -31,6 +31,10 @@ _slots = threading.BoundedSemaphore(AT_ONCE)
 # Codes of libgpg-error (the low 16 bits).
 _ALTERED_CODES = frozenset({4, 10, 12, 14, 18, 19, 30, 41, 65, 66, 67, 79, 89, 139})
 """The secret key works but what it opens makes no sense: wrong checksum, padding, algorithm, length ..."""
+_OPENED = frozenset({"DECRYPTION_KEY", "DECRYPTION_INFO"})
+"""What gpg reports once it has the session key; the second only when it can read the head of the data, too."""
+_NO_AGENT = "can't connect to the agent"
+"""What gpg writes where it reports every secret key as missing, because there is nobody whom it could ask for them."""
 _PASSPHRASE_CODES = {11: "the passphrase is wrong", 31: "the passphrase is missing",
                      85: "the passphrase is missing", 99: "the passphrase was not given",
                      177: "the passphrase is missing"}
@@ -123,10 +127,10 @@ class Unsealer:
         words = {line.keyword for line in lines}
         keys = ", ".join(form.key_ids)
         # NODATA (doc/DETAILS of GnuPG): no packet where one must be, or an invalid one.
-        if words & {"BADMDC", "NODATA"} or {"DECRYPTION_INFO", "DECRYPTION_FAILED"} <= words:
+        if words & {"BADMDC", "NODATA"} or ("DECRYPTION_FAILED" in words and words & _OPENED):
             return _damaged("it was altered or cut off: its integrity code does not match, or gpg finds no packet")
         missing = {line.text.split()[0] for line in lines if line.keyword == "NO_SECKEY" and line.text}
-        if missing.issuperset(form.key_ids):
+        if missing and missing.issuperset(form.key_ids) and _NO_AGENT not in error.detail:
             return KeyUnusableError(
                 f"no secret key in {self._home} opens this object: it is encrypted for {keys}",
                 detail=error.detail,

@@ -23,7 +23,8 @@ from backupd.alerts.email import Envelope, as_mail, send
 from backupd.alerts.heartbeat import ping
 from backupd.alerts.letter import Letter
 from policies.alerts import Email
-from tests.support.mailserver import MailBox, certificate, free_port, mail_server
+from tests.support.mailserver import MailBox, certificate, mail_server
+from tests.support.serving import held_port
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 LETTER = Letter("[backupd] TEST naïve 🐬", "Grüße", footer="backupd")
@@ -31,7 +32,7 @@ DBA, NIGHT = "dba@example.com", "night@example.com"
 
 
 def settings(smtp: str, **changes: Any) -> Email:
-    return Email.model_validate({"smtp": smtp, "from": "backupd@example.com", "to": [DBA, NIGHT], "timeout": "5s",
+    return Email.model_validate({"smtp": smtp, "from": "backupd@example.com", "to": [DBA, NIGHT], "timeout": "4m",
                                  **changes})
 
 
@@ -58,8 +59,8 @@ def test_a_mail_arrives_as_text_and_html_at_every_recipient() -> None:
 
 
 def test_a_mail_server_that_is_down_is_tried_again() -> None:
-    with pytest.raises(DeliveryError, match=r"localhost:\d+ does not answer") as failure:
-        post(settings(f"smtp://localhost:{free_port()}"))
+    with held_port() as port, pytest.raises(DeliveryError, match=r"localhost:\d+ does not answer") as failure:
+        post(settings(f"smtp://localhost:{port}"))
     assert not failure.value.permanent
 
 
@@ -67,7 +68,7 @@ def test_a_mail_server_that_says_nothing_takes_no_longer_than_the_time_for_one_a
     with silent() as port, pytest.raises(DeliveryError, match="does not answer") as failure:
         began = time.monotonic()
         post(settings(f"smtp://127.0.0.1:{port}", timeout="200ms"))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 200
     assert ("timed out" in failure.value.detail, failure.value.permanent) == (True, False)
 
 
@@ -75,8 +76,8 @@ def test_a_mail_server_that_drips_its_answer_is_cut_off(monkeypatch: pytest.Monk
     monkeypatch.setattr(mail, "_ANSWERS", 2)
     with silent(drip=b"2") as port, pytest.raises(DeliveryError, match="turns us away") as failure:
         began = time.monotonic()
-        post(settings(f"smtp://127.0.0.1:{port}", timeout="300ms"))
-    assert 0.5 < time.monotonic() - began < 5
+        post(settings(f"smtp://127.0.0.1:{port}", timeout="1s"))
+    assert 1.5 < time.monotonic() - began < 200
     assert not failure.value.permanent
 
 
@@ -190,10 +191,10 @@ def test_a_mail_whose_headers_cannot_be_written_arrives_without_them_and_says_so
 def test_the_heartbeat_does_not_wait_for_a_watcher_that_drips_its_answer() -> None:
     with silent(drip=b"H") as port, pytest.raises(DeliveryError, match="does not answer"):
         began = time.monotonic()
-        ping(f"http://127.0.0.1:{port}/", timeout=2, longest=0.4)
-    assert time.monotonic() - began < 2
+        ping(f"http://127.0.0.1:{port}/", timeout=240, longest=0.4)
+    assert time.monotonic() - began < 200
     with silent(drip=b"HTTP/1.0 200 OK\r\n\r\n") as port:
-        ping(f"http://127.0.0.1:{port}/", timeout=2, longest=20)  # well, though its answer never ends
+        ping(f"http://127.0.0.1:{port}/", timeout=240, longest=240)  # well, though its answer never ends
 
 
 def test_a_message_is_given_up_by_its_tries_as_well_as_its_age_since_clocks_lie() -> None:
@@ -230,5 +231,5 @@ def silent(drip: bytes = b"") -> Iterator[int]:
         finally:
             over.set()
             with suppress(OSError):
-                socket.create_connection(door.getsockname(), 1).close()
+                socket.create_connection(door.getsockname(), 240).close()
             thread.join()

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from api.main import create_app
 from api.server import ApiServer, server_of
+from backupd.app import standing
 from backupd.app.auditing import command_line
 from backupd.app.service import Service
 from backupd.app.settings import Settings
@@ -53,7 +55,7 @@ class Rig:
         return self._secrets[key]
 
     def client(self, role: Role | str | None = None, *, servers: Collection[str] | None = None, url: str = "",
-               timeout: float = 30.0) -> httpx.Client:
+               timeout: float = 240.0) -> httpx.Client:
         """With a token of that role, or without one; closed with the rig."""
         headers = {} if role is None else {"Authorization": f"Bearer {self.secret(role, servers)}"}
         return self._open.enter_context(httpx.Client(base_url=url or self.url, headers=headers, timeout=timeout))
@@ -68,6 +70,8 @@ def rig(base: Path | Settings, *, extra: str = "", clock: Clock = utc_now, host:
     first; ``app``: changes the application before it is served."""
     settings = base if isinstance(base, Settings) else Office(base).write(extra=extra)
     with ExitStack() as stack:
+        # A slow machine has every server looked at as well, while whoever asks waits.
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(standing, "BUDGET", 240.0)
         catalog = stack.enter_context(open_catalog(settings.catalog))
         wiring = Wiring(settings, catalog, clock)
         prepared(wiring)
@@ -83,7 +87,7 @@ def rig(base: Path | Settings, *, extra: str = "", clock: Clock = utc_now, host:
         thread = threading.Thread(target=server.run, args=([listener],), name="api")
         thread.start()
         try:
-            if not ready.wait(30) or not thread.is_alive():
+            if not ready.wait(240) or not thread.is_alive():
                 raise AssertionError("the server did not come up")
             scheme = "https" if settings.api.tls else "http"
             shown = f"[{host}]" if ":" in host else host
@@ -92,7 +96,7 @@ def rig(base: Path | Settings, *, extra: str = "", clock: Clock = utc_now, host:
                 yield found
         finally:
             server.should_exit = True
-            thread.join(30)
+            thread.join(240)
 
 
 def scoped(settings: Settings, **changes: object) -> Settings:

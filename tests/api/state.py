@@ -62,7 +62,7 @@ def fill_work(wiring: Wiring, server: str) -> None:
             state=first, queued_at=BEGUN + timedelta(minutes=count), token=1, leg="physical.full",
             started_at=BEGUN + timedelta(minutes=count) if first is JobState.RUNNING else None,
             not_before=datetime(2100, 1, 1, tzinfo=UTC), owner="elsewhere:1",
-            arguments={"target": "latest", "tier": "Standard", "days": 7, "parts": [], "tables": ""},
+            arguments={"target": "latest", "tier": "standard", "days": 7, "parts": [], "tables": ""},
             heartbeat_at=datetime.now(UTC)))
         if first is JobState.RUNNING:
             catalog.jobs.heartbeat(job_id, 1, datetime.now(UTC), {

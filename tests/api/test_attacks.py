@@ -97,8 +97,7 @@ def test_a_yaml_bomb_is_a_problem_and_no_more(house: Rig) -> None:
     client = house.client(Role.VIEWER)
     for text in (bomb, "{" * 100_000, "- " * 300_000, "a: !!python/object/apply:os.system ['true']\n",
                  "&a [*a]\n", "x: \x00\n"):
-        answer = client.post("/v1/policies/validate", content=text.encode(), headers={"Content-Type": "text/yaml"},
-                             timeout=20)
+        answer = client.post("/v1/policies/validate", content=text.encode(), headers={"Content-Type": "text/yaml"})
         _clean(answer)
         assert answer.status_code in (200, 422)
         if answer.status_code == 200:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -21,6 +22,21 @@ def test_the_process_says_that_it_lives(house: Rig) -> None:
     answer = house.client().get("/healthz")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/healthz/servers/db1", "/healthz/servers/nobody"])
+def test_load_balancers_ask_by_whatever_method_they_are_set_to(house: Rig, path: str) -> None:
+    client = house.client()
+    asked = client.get(path)
+    options, head = client.options(path), client.head(path)
+    assert (options.status_code, options.json()) == (asked.status_code, asked.json())
+    assert (head.status_code, head.content) == (asked.status_code, b"")
+    assert head.headers["content-length"] == str(len(asked.content))
+    with socket.create_connection(("127.0.0.1", int(house.url.rpartition(":")[2]))) as haproxy:
+        haproxy.sendall(f"OPTIONS {path} HTTP/1.0\r\n\r\n".encode())  # as `option httpchk` has it
+        assert haproxy.makefile("rb").readline().split()[1] == str(asked.status_code).encode()
+    refused = client.post(path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
 
 
 def test_it_is_ready_while_a_service_is_on_watch(house: Rig) -> None:

@@ -12,7 +12,9 @@ from jsonschema_rs import validator_for
 
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
+from tests.api.rig import rig
 from tests.api.state import documented, reference, two_servers
+from tests.app.house import Office
 
 PROMISED = """
 GET /servers, GET /servers/{server}, GET /servers/{server}/timeline, GET /servers/{server}/retention,
@@ -74,6 +76,35 @@ def test_every_example_is_what_it_is_an_example_of(document: dict[str, Any]) -> 
                     checked += 1
         assert checked, (path, method)
     assert checked > 300
+
+
+def test_every_example_of_a_field_is_one_that_the_field_takes(document: dict[str, Any]) -> None:
+    parameters = [one for _, _, operation in documented(document) for one in operation.get("parameters", ())]
+    shapes = document["components"]["schemas"].values()
+    fields = [field for shape in shapes for field in shape.get("properties", {}).values()]
+    checked = 0
+    for field in (*fields, *(one["schema"] for one in parameters)):
+        for value in field.get("examples", ()):
+            validator = validator_for({**field, "components": document["components"]})
+            assert [error.message for error in validator.iter_errors(value)] == [], field
+            checked += 1
+    assert checked > 20
+
+
+def test_every_example_of_a_request_is_understood(document: dict[str, Any], tmp_path: Path) -> None:
+    """Not only of its shape: what it asks for is something that there is."""
+    sent = 0
+    restores = f"restore: {{gnupg_home: {tmp_path}, folders: [/srv/restored]}}\n"
+    with rig(Office(tmp_path, servers={"shop-db1": "gold"}).write(extra=restores)) as running:
+        admin = running.client("admin")
+        for path, method, operation in documented(document):
+            media = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+            for one in media.get("examples", {}).values():
+                address = path.format(server="shop-db1", id="20261121T020000Z-7f3a9c01")
+                answer = admin.request(method, address, json=one["value"])
+                assert answer.status_code != 422, (path, one, answer.text)
+                sent += 1
+    assert sent > 15
 
 
 def test_problems_are_problems_and_nothing_of_the_framework(document: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api.limits import SEARCHES
 from backupd.model.job import JobState
 from tests.api.rig import Rig, rig
 from tests.api.state import fill, number, shapes, two_servers
@@ -183,6 +185,26 @@ def test_an_alert_is_acknowledged_by_who_is_at_it(filled: Rig, operator: httpx.C
     shapes()["acknowledge_alert"].validate_python(answer.json())
     assert answer.json()["acknowledged_by"].startswith("operator")
     told(operator.post("/v1/alerts/20991104T020000Z-00000000/acknowledge"), 404)
+
+
+def test_no_request_waits_for_a_mail_server(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, rig(tmp_path, extra=(
+            f"alerts: {{email: {{smtp: 'smtp://127.0.0.1:{silent.getsockname()[1]}', from: a@example.com, "
+            "to: [b@example.com]}}\n")) as running:
+        answer = running.client("admin").post("/v1/alerts/test")
+        assert answer.status_code == 202
+        assert [(one["state"], one["attempts"]) for one in answer.json()] == [("queued", 0)]
+        silent.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+def test_a_search_is_refused_while_others_take_all_the_turns(filled: Rig) -> None:
+    viewer = filled.client("viewer")
+    with SEARCHES.one("x"), SEARCHES.one("x"):
+        found = told(viewer.get("/v1/servers/db1/binlog/search"), 429)
+        assert "binary logs are searched" in found["message"]
+    told(viewer.get("/v1/servers/db1/binlog/search"), 404)
 
 
 def test_who_keeps_deletes_or_reads_a_backup_that_is_nowhere_is_told(admin: httpx.Client) -> None:

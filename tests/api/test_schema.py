@@ -58,6 +58,7 @@ def lived_in(keys: Keys, shared_server: PrivateServer) -> Iterator[tuple[Rig, st
 def configured(running: Rig, seconds: int, **more: Any) -> SchemathesisConfig:
     seed = thrown("test_schema").randrange(2**31)
     return SchemathesisConfig.from_dict({
+        "suppress-health-check": ["all"], "request-timeout": 240,  # a slow machine is no trouble of what is asked
         "base-url": running.url, "seed": seed, "max-time": seconds, "continue-on-failure": True,
         "headers": {"Authorization": f"Bearer {running.secret('admin')}", "Accept": "application/json"},
         "generation": {"max-examples": size(3, 100), "database": "none"},

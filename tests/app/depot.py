@@ -34,7 +34,7 @@ from backupd.model.manifest import Header, StoredObject
 from backupd.model.server import Position, Receipts, Tool, Version
 from backupd.transfer import segments
 from backupd.transfer.inventory import read
-from backupd.transfer.replicatelogs import drop_pieces, replaced_pieces
+from backupd.transfer.logpieces import drop_pieces, replaced_pieces
 from backupd.transfer.seal import Sealer
 from backupd.transfer.segmentseal import Sealed, Sealing
 from storage import layout

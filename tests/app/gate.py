@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -62,7 +63,7 @@ class Gate:
         (self.base / "go").touch()
 
 
-def until(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], *, seconds: float = 240.0) -> None:
     """Wait for ``condition``; fails when it does not come true."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -90,6 +91,16 @@ def freeze(program: str, word: str) -> bool:
     for line in processes(word):
         pid, _, command = line.partition(": ")
         if Path(command.split(" ")[0]).name == program:
-            os.kill(int(pid), signal.SIGSTOP)
-            frozen = True
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(int(pid), signal.SIGSTOP)
+                frozen = True
     return frozen
+
+
+def is_frozen(pid: int) -> bool:
+    """Has a SIGSTOP reached every thread of this process?"""
+    try:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return all(stat.rpartition(")")[2].split()[0] in "Tt" for stat in stats)

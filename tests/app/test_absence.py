@@ -119,12 +119,12 @@ def test_without_programs_load_balancers_are_answered_that_it_is_away_also_after
     post.die()
     watch = AbsenceWatch()
     watch.look(post.wiring)
-    watch.join(10)
+    watch.join(240)
     assert post.present() == (True, "")
     assert told(post.base) == []
 
 
-@pytest.mark.parametrize(("before", "timeout"), [("echo no room >&2; exit 3", "20s"), ("exec sleep 60", "1s")])
+@pytest.mark.parametrize(("before", "timeout"), [("echo no room >&2; exit 3", "20s"), ("exec sleep 60", "4s")])
 def test_without_before_there_is_no_backup_and_after_is_run_nevertheless(post: Post, before: str, timeout: str) -> None:
     post.rewrite(hooks(post.base, before=before, timeout=timeout))
     with pytest.raises(ToolError, match="`before` of db1 failed") as failed, \
@@ -148,12 +148,17 @@ def test_the_server_comes_back_when_the_backup_fails_or_is_cancelled(post: Post)
         raise ToolError("the disk is full")
     with pytest.raises(KeyboardInterrupt), away(post.wiring, post.wiring.settings.server("db1"), post.run):
         raise KeyboardInterrupt
-    post.rewrite(hooks(post.base, before="exec sleep 60"))
-    timer = threading.Timer(0.3, post.run.cancel.set)
-    timer.start()
+    post.rewrite(hooks(post.base, before="exec sleep 600", timeout="10m"))
+
+    def cancel() -> None:
+        until(lambda: len(told(post.base)) == 5)  # the program is at work
+        post.run.cancel.set()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
     with pytest.raises(CancelledError), away(post.wiring, post.wiring.settings.server("db1"), post.run):
         pytest.fail("a backup was taken")
-    timer.join()
+    canceller.join()
     assert [line.split()[0] for line in told(post.base)] == ["before", "after"] * 3
     assert post.present() == (True, "")
 
@@ -171,7 +176,7 @@ def test_a_server_that_does_not_come_back_is_told_once_and_tried_again_until_it_
     watch._tries["db1", post.job.id] = absence._Try(pause=timedelta(0))
     for _ in range(3):
         watch.look(post.wiring)
-        watch.join(20)
+        watch.join(240)
     assert len(told(post.base)) == 5
     assert post.kinds() == [HOOK.broken]
     event = post.wiring.catalog.events.last("db1", (HOOK.broken,), AFTER)
@@ -179,7 +184,7 @@ def test_a_server_that_does_not_come_back_is_told_once_and_tried_again_until_it_
     assert "the balancer is away" in event.detail
     (post.base / "mended").touch()
     watch.look(post.wiring)
-    watch.join(20)
+    watch.join(240)
     assert post.present() == (True, "")
     assert post.kinds() == [HOOK.broken, HOOK.mended]
 
@@ -188,7 +193,7 @@ def test_a_server_is_brought_back_though_its_policy_is_gone_and_its_job_forgotte
     post.wiring.catalog.absences.begin(Absence("db7", "forgotten", post.wiring.clock(), f"{post.base}/after it.sh"))
     watch = AbsenceWatch()
     watch.look(post.wiring)
-    watch.join(20)
+    watch.join(240)
     assert told(post.base) == ["after db7 forgotten  none 0"]
     assert post.wiring.catalog.absences.all() == ()
 
@@ -200,7 +205,7 @@ def test_pauses_between_tries_grow(post: Post) -> None:
     watch = AbsenceWatch()
     for _ in range(3):
         watch.look(post.wiring)
-        watch.join(20)
+        watch.join(240)
     assert len(told(post.base)) == 1  # the first pause is not over
     assert watch._tries["db1", post.job.id].pause == 2 * absence.FIRST_PAUSE
 
@@ -226,5 +231,5 @@ def test_kill_9_of_a_real_backup_brings_its_server_back(
             assert not listings.server_is_present(SERVER)[0]
             watch.look(wiring)
             until(lambda: listings.server_is_present(SERVER)[0])
-        watch.join(20)
+        watch.join(240)
     assert told(short_tmp) == [f"{moment} {SERVER} {job.id} physical-full none 0" for moment in ("before", "after")]

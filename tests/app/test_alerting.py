@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from email import message_from_string
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from backupd.alerts.delivery import TRIES, DeliveryError
+from backupd.alerts.grouping import MANY
 from backupd.app import heartbeat, newsdesk
 from backupd.app.alerting import AlertWatch, forget_told, send_test
 from backupd.app.channels import names
@@ -30,13 +32,14 @@ from backupd.model.event import Event, Severity
 from backupd.model.incident import Message, MessageState
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.app.house import Clock, Office
-from tests.support.mailserver import MailBox, free_port, mail_server
+from tests.support.mailserver import MailBox, mail_server
+from tests.support.serving import held_port
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 MAIL = """\
 alerts:
-  email: {{smtp: "{url}", from: backupd@example.com, to: [dba@example.com, night@example.com], timeout: 5s}}
+  email: {{smtp: "{url}", from: backupd@example.com, to: [dba@example.com, night@example.com], timeout: 4m}}
 """
 ADMIN = Actor("eve", Role.ADMIN, Via.API)
 
@@ -103,6 +106,27 @@ def test_one_mail_when_it_fails_and_one_when_it_is_well(wiring: Wiring, desk: Ne
     (incident,) = wiring.catalog.incidents.list()
     assert (incident.count, incident.is_open) == (4, False)
     assert {message.incident_id for message in wiring.catalog.messages.list()} == {incident.id}
+
+
+def test_whatever_is_told_later_of_one_of_several_answers_a_mail_that_there_is(
+        wiring: Wiring, desk: NewsDesk, clock: Clock) -> None:
+    servers = tuple(f"db{number}" for number in range(1, MANY + 1))
+    for server in servers:
+        happen(wiring, server=server)
+    go(desk, clock, 70)
+    (first,) = wiring.catalog.messages.list()
+    named = message_from_string(first.content)["Message-ID"]
+    for server in reversed(servers):
+        well(wiring, server)
+        go(desk, clock, 20)
+        later = message_from_string(wiring.catalog.messages.list(limit=1)[0].content)
+        assert f"RECOVERED {server}" in later["Subject"]
+        assert later["In-Reply-To"] == named
+        assert named in later["References"].split()
+    happen(wiring, server="db2")
+    go(desk, clock)
+    alone = message_from_string(wiring.catalog.messages.list(limit=1)[0].content)
+    assert (alone["In-Reply-To"], "ERROR db2" in alone["Subject"]) == (None, True), "it is new"
 
 
 def test_whoever_is_killed_between_neither_loses_nor_repeats_a_mail(
@@ -258,8 +282,7 @@ def one_message(wiring: Wiring, clock: Clock, desk: NewsDesk) -> Message:
 
 def test_mail_that_cannot_be_delivered_waits_with_growing_pauses_is_visible_and_goes_when_it_can(
         tmp_path: Path, clock: Clock) -> None:
-    port = free_port()
-    with opened(tmp_path, clock, MAIL.format(url=f"smtp://localhost:{port}")) as wiring:
+    with held_port() as port, opened(tmp_path, clock, MAIL.format(url=f"smtp://localhost:{port}")) as wiring:
         desk = NewsDesk(wiring, Pace(), clock.passing)
         desk.begin()
         message = one_message(wiring, clock, desk)
@@ -355,6 +378,17 @@ def test_a_test_is_sent_at_once_and_says_how_it_fared(tmp_path: Path, clock: Clo
     (tmp_path / "none").mkdir()
     with opened(tmp_path / "none", clock, "") as silent, pytest.raises(RefusedError, match="nobody to tell"):
         send_test(silent)
+
+
+def test_a_test_that_nobody_waits_for_is_sent_by_the_service(tmp_path: Path) -> None:
+    with mail_server() as box, opened(tmp_path, Clock(NOW), MAIL.format(url=box.url)) as held:
+        wiring = Wiring(held.settings, held.catalog)
+        with AlertWatch(wiring, pace=Pace(settle=0.0)):
+            (queued,) = Telling(wiring, ADMIN).test(wait=False)
+            assert (queued.state, queued.attempts) == (MessageState.QUEUED, 0)
+            box.wait(lambda: len(box.mails) == 1)
+            until(lambda: wiring.catalog.messages.get(queued.id).state is MessageState.SENT)
+        assert len(box.mails) == 1
 
 
 def test_who_sees_some_servers_sees_their_incidents_only(wiring: Wiring, desk: NewsDesk, clock: Clock) -> None:
@@ -473,7 +507,7 @@ def test_the_heartbeat_goes_only_while_the_rounds_go_on_and_its_failure_is_told_
         assert "s3cret" not in str(events)
 
 
-def until(condition: object, seconds: float = 60) -> None:
+def until(condition: object, seconds: float = 240) -> None:
     assert callable(condition)
     deadline = time.monotonic() + seconds
     while not condition():

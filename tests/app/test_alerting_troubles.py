@@ -186,7 +186,7 @@ def test_a_check_says_that_nobody_is_told_and_what_cannot_be_read_of_what_is_nee
         (found,) = findings(wiring)
         assert (found.severity, found.message) == (Grade.OK, "people are told by email")
     word, chats, url = tmp_path / "word", tmp_path / "chats", tmp_path / "url"
-    extra = MAIL.format(url=NO_SERVER).replace("timeout: 5s", f"user: ops, password_file: {word}") + (
+    extra = MAIL.format(url=NO_SERVER).replace("timeout: 4m", f"user: ops, password_file: {word}") + (
         f"  channels_file: {chats}\n  heartbeat: {{url_file: {url}}}\n")
     with opened(tmp_path, clock, extra) as wiring:
         assert [str(found.severity) for found in findings(wiring)] == ["error"] * 3

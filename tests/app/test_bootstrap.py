@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from backupd.app import bootstrap
-from backupd.app.bootstrap import after_job, own_copies, write_copies
+from backupd.app.bootstrap import after_job, own_copies, read_copies, write_copies
+from backupd.app.copycheck import HERE, of_today
 from backupd.app.recover import recover_text
 from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
@@ -201,6 +202,97 @@ def test_a_catalog_that_does_not_know_a_proof_is_no_reason_to_take_it_away(wirin
         write_copies(replace(wiring, catalog=fresh))
     assert len(list(proofdoc.listed(wiring.destination("local")))) == 0, "of a backup that is gone there, and long ago"
     assert len(list(proofdoc.listed(wiring.destination("offsite")))) == 1, "no backup there says anything"
+
+
+def flip(wiring: Wiring, place: str, key: str) -> bytes:
+    """One bit of what lies there; what it was before."""
+    there = wiring.destination(place)
+    with there.get(key) as stream:
+        before = stream.read()
+    there.put(key, io.BytesIO(bytes([*before[:50], before[50] ^ 1, *before[51:]])))
+    return before
+
+
+def kinds(wiring: Wiring) -> list[tuple[str, str]]:
+    return [(event.kind, event.subject) for event in reversed(wiring.catalog.events.list())]
+
+
+def test_copies_and_proofs_that_rot_are_replaced_before_they_go_and_that_is_told(wiring: Wiring) -> None:
+    wiring.catalog.proofs.add(replace(proof(), id="20261121T000000Z-0000000a", server=SERVER))
+    local = write_copies(wiring)[0]
+    assert read_copies(wiring, None) == (), "all of it is as it was put there"
+    (owner,) = proofdoc.listed(wiring.destination("local"))
+    whole = flip(wiring, "local", local.configuration)
+    flip(wiring, "local", layout.proof_key(*owner))
+    for place in PLACES:  # nobody has it any more
+        flip(wiring, place, local.catalog)
+    assert not write_copies(wiring)[0].configuration, "a digest of what it was made of tells nothing"
+    passes(wiring, HOUR)
+    found = {(one.destination, one.key): one for one in read_copies(wiring, SERVER)}
+    assert len(found) == 4
+    assert all("SHA-256 differs" in one.problem for one in found.values())
+    assert {key[1].partition("/")[0]: one.repaired_from for key, one in found.items() if key[0] == "local"} == {
+        "configuration": "offsite", "proofs": HERE, "catalog": HERE}
+    with wiring.destination("local").get(local.configuration) as stream:
+        assert stream.read() == whole
+    assert proofdoc.load(wiring.destination("local"), *owner, wiring.unsealer()) is not None
+    for place in PLACES:
+        (key,) = names(wiring.destination(place), layout.CATALOGS)
+        assert key != local.catalog
+        assert opened(wiring, place, key).startswith(b"SQLite format 3")
+    assert kinds(wiring) == [("rot-repaired", place) for place in PLACES]
+    assert read_copies(wiring, None) == ()
+
+
+def test_housekeeping_looks_at_the_newest_copies_each_day_and_at_all_of_them_in_four_weeks(wiring: Wiring) -> None:
+    first = write_copies(wiring)[0].configuration
+    passes(wiring, 24 * HOUR)
+    second = write_copies(wiring)[0].configuration
+    assert second, "of the configuration there are two, though nothing has changed"
+    flip(wiring, "local", second)
+    after_job(wiring, turn=lambda _key: False)
+    assert second in wiring.catalog.events.list()[0].detail
+    flip(wiring, "local", first)
+    turns = [of_today(wiring.clock() + day * 24 * HOUR) for day in range(28)]
+    (turn,) = [turn for turn in turns if turn(first)]
+    after_job(wiring, turn=lambda key: turn(key) and key != first)
+    after_job(wiring, turn=turn)
+    assert kinds(wiring) == [("rot-repaired", "local")] * 2
+    assert first in wiring.catalog.events.list()[0].detail
+
+
+def test_the_only_copy_of_a_lost_catalog_is_not_taken_away_because_it_is_damaged(
+        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    (old, _offsite) = write_copies(wiring)
+    with open_catalog(f"sqlite:///{wiring.settings.spool}/fresh.db") as fresh:
+        anew = replace(wiring, catalog=fresh)
+        passes(wiring, HOUR)
+        write_copies(anew)
+        for place in PLACES:
+            flip(wiring, place, old.catalog)
+        for _time in range(2):
+            assert {(one.key, one.repaired_from) for one in read_copies(anew, None)} == {(old.catalog, "")}
+        assert kinds(anew) == [("copies-damaged", place) for place in PLACES]
+        for place in PLACES:
+            assert old.catalog in names(wiring.destination(place), layout.CATALOGS)
+            wiring.destination(place).delete(old.catalog)
+        after_job(anew, turn=lambda _key: False)
+        assert kinds(anew)[2:] == [("copies-sound", place) for place in PLACES]
+
+
+def test_what_somebody_puts_under_our_name_pushes_no_copy_out(wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "KEPT", 3)
+    there = wiring.destination("local")
+    made = [write_copies(wiring)[0].catalog]
+    owner = layout.copy_of(made[0])
+    assert owner is not None
+    for days in range(1, 6):
+        there.put(layout.catalog_key(NOON + timedelta(days=days), owner[1]), io.BytesIO(b"garbage"))
+    for number in range(2):
+        passes(wiring, HOUR)
+        wiring.catalog.backups.add(backup(number))
+        made.append(write_copies(wiring)[0].catalog)
+    assert set(made) <= set(names(there, layout.CATALOGS))
 
 
 def test_the_steps_of_the_text_go_on_after_copies_that_nobody_can_open_and_a_rebuild_with_problems(

@@ -53,8 +53,9 @@ def test_a_broken_policy_in_use_keeps_only_its_servers_from_what_needs_it(
             service.foreground.verify("db2", None, silent)
         assert service.jobs(None) == ()
         service.foreground.verify("db1", None, silent)
-        assert [finding.subject for finding in service.check(None)
-                if finding.severity == "error" and "policy" in finding.subject] == ["db2: policy"]
+        assert [(finding.subject, finding.hint.partition("; ")[2]) for finding in service.check(None)
+                if finding.severity == "error" and "policy" in finding.subject] == [
+                    ("db2: policy", "the service looks after the others")]
 
 
 def test_jobs_of_a_server_with_a_broken_policy_wait_until_it_is_whole_and_no_other_waits(tmp_path: Path) -> None:

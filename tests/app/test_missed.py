@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backupd.app import missed
@@ -219,7 +219,7 @@ def test_rows_say_what_was_due_and_what_makes_up_for_it() -> None:
         "job-missed", Severity.WARNING, "db1", "physical.full", row.id)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cadence=st.sampled_from(["* * * * *", "*/7 * * * *", "0 * * * *", "30 2 * * 1-5", "every 5h", "0 0 29 2 *"]),
        gap=st.integers(0, 2500), seconds=st.integers(0, 59), jitter=st.sampled_from(["", "3m", "90m"]),
        blackout=st.sampled_from([(), ("08:00-18:00",), ("sat,sun 00:00-24:00", "22:00-02:00")]),

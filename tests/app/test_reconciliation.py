@@ -60,7 +60,7 @@ def recollect(wiring: Wiring) -> None:
     found.start()
     until(lambda: found.was_tried)
     stop.set()
-    found.join(10)
+    found.join(240)
 
 
 def test_a_stream_that_begins_brings_an_older_catalog_up_to_date(wiring: Wiring, keys: Keys,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from backupd.model.proof import Phase
 from tests.app.gate import until
 from tests.catalog import samples
 from tests.e2e.house import SERVER, House
+from tests.support.dice import size, thrown
+from tests.support.ending import end
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.sample import checksum_everything
@@ -69,6 +72,32 @@ exec {shutil.which(program, path=self.path)} "$@"
         (folder / program).chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{self.path}")
 
+    def halt_in(self, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+        """Let processes of jobs stand still when they begin a phase in which no program of others runs."""
+        folder = self.house.base / f"halt-{phase}"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(f"""
+import contextlib, sys, time
+if "run-job" in sys.orig_argv:
+    from restore.build import Stopwatch
+    real = Stopwatch.phase
+    @contextlib.contextmanager
+    def halting(self, name, size=0):
+        if name == {phase!r}:
+            time.sleep(1000)
+        with real(self, name, size):
+            yield
+    Stopwatch.phase = halting
+""")
+        self.let_go(monkeypatch)
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+
+    def let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What begins from now on is not halted."""
+        monkeypatch.setenv("PATH", self.path)
+        halts = f"{self.house.base}/halt-"
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if not path.startswith(halts)])
+
     def reach(self, restore_id: str, phase: str) -> None:
         until(lambda: self.running(restore_id) == phase)
 
@@ -99,12 +128,20 @@ def served(datadir: Path) -> Iterator[dict[str, int]]:
 
 def test_kill_9_in_a_phase_and_the_same_request_again_end_with_equal_checksums(
         desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = desk.service.requests.plan(desk.request())
+    request = desk.request(start=True)
+    plan = desk.service.requests.plan(request)
     assert plan.document["backup"] == desk.wiring.catalog.backups.list()[0].id
     assert plan.made_by == "ann"
     restore_id = ""
-    for program, only, phase in (("gpg", "--decrypt", "fetched"), ("mariadb-backup", "--prepare", "prepared")):
-        desk.halt(monkeypatch, program, only)
+    programs = {"fetched": ("gpg", "--decrypt"), "prepared": ("mariadb-backup", "--prepare")}
+    later = ("restored", "started", "verified")
+    some = thrown("phases").sample(later, size(1, len(later)))
+    phases = (*programs, *sorted(some, key=later.index))
+    for phase in phases:
+        if phase in programs:
+            desk.halt(monkeypatch, *programs[phase])
+        else:
+            desk.halt_in(monkeypatch, phase)
         with Worker(desk.wiring):
             record, job = desk.service.requests.restore(plan.id)
             assert record.id == restore_id or not restore_id
@@ -117,29 +154,31 @@ def test_kill_9_in_a_phase_and_the_same_request_again_end_with_equal_checksums(
         found = desk.view(restore_id)
         assert (found.state, found.resumable) == (JobState.ABANDONED, True)
         assert [one.state for one in found.phases if one.name == phase] == ["failed"]
-    monkeypatch.setenv("PATH", desk.path)
+    desk.let_go(monkeypatch)
     book = desk.service.requests.runbook_of_restore(restore_id)
-    assert f"restore {SERVER} --to latest --datadir {desk.place}" in book
+    assert f"restore {SERVER} --to latest --datadir {desk.place} --start" in book
     assert "goes on where it stopped" in book
     assert "gpg" in book
     with Worker(desk.wiring):
-        record, job = desk.service.requests.restore(desk.request())
+        record, job = desk.service.requests.restore(request)
         assert record.id == restore_id
         desk.end(job.id)
     done = desk.view(restore_id)
     assert done.state is JobState.SUCCEEDED, (done.record.error, desk.service.job_log(job.id))
+    end((done.record.request or {})["outcome"]["started"]["pid"])
     assert [(one.name, one.state) for one in done.phases] == [
         ("fetched", "done"), ("prepared", "done"), ("restored", "done"), ("rolled_forward", "skipped"),
-        ("verified", "skipped")]
+        ("started", "done"), ("verified", "done")]
     assert desk.wiring.catalog.jobs.get(job.id).result == restore_id
     assert (done.record.request or {})["outcome"]["backup"] == plan.document["backup"]
     assert [one.record.id for one in desk.service.listings.restores(SERVER).items] == [restore_id]
     with pytest.raises(RefusedError, match="not empty"):
         desk.service.requests.restore(desk.request())
     assert [entry.outcome for entry in desk.wiring.catalog.audit.list(action="restore-requested")] == [
-        "refused", "done", "refused", "done", "refused", "done"]
+        "refused", "done"] * (len(phases) + 1)
     with desk.house.server.connect() as connection, served(desk.place) as sums:
         assert sums == checksum_everything(connection)
+
 
 def test_a_restore_that_waits_or_runs_is_cancelled_with_its_job_and_gone_on_with(
         desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,6 +267,8 @@ def test_a_restore_on_the_command_line_is_a_job_too(desk: Desk) -> None:
     (JobState.RUNNING, "", (), "running waiting waiting skipped waiting waiting"),
     (JobState.RUNNING, "prepare", ("fetched",), "done running waiting skipped waiting waiting"),
     (JobState.RUNNING, "verify", ("fetched", "prepared", "restored", "started"), "done done done skipped done running"),
+    (JobState.RUNNING, "place", ("fetched", "prepared"), "done done running skipped waiting waiting"),
+    (JobState.RUNNING, "start", ("fetched", "prepared", "restored"), "done done done skipped running waiting"),
     (JobState.FAILED, "prepare", ("fetched",), "done failed waiting skipped waiting waiting"),
     (JobState.SUCCEEDED, "verify", ("fetched", "prepared", "restored", "started", "verified"),
      "done done done skipped done done"),

@@ -9,7 +9,7 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backupd.app.schedule import AlarmClock, Leg, due_times, last_due, next_runs, start_of
@@ -90,7 +90,7 @@ def cadences(draw: st.DrawFn) -> str:
                      values(0, 7, ["*", "*", "0", "1-5", "*/2"])))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cadence=cadences(), change=st.sampled_from(CHANGES), shift=st.integers(0, 2000),
        seconds=st.sampled_from([0, 0, 1, 59]))
 def test_due_times_are_those_of_somebody_who_watches_the_clock_on_the_wall(
@@ -101,7 +101,7 @@ def test_due_times_are_those_of_somebody_who_watches_the_clock_on_the_wall(
     assert list(next_runs(cadence, zone, after, until=until)) == oracle(cadence, zone, after, until)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cadence=cadences() | st.sampled_from(["every 1m", "every 7h", "every 90d"]), change=st.sampled_from(CHANGES),
        seconds=st.integers(0, 300_000))
 def test_asking_again_from_any_due_time_goes_on_with_the_next(cadence: str, change: tuple[str, str],
@@ -259,14 +259,18 @@ def test_the_alarm_rings_for_what_is_set_and_for_what_is_past(rung: tuple[AlarmC
     alarm, bells = rung
     now = datetime.now(UTC)
     alarm.set(frozenset({now - timedelta(hours=3), now + timedelta(milliseconds=150), now + timedelta(hours=1)}))
-    assert bells.acquire(timeout=5)
-    assert bells.acquire(timeout=5)
+    assert bells.acquire(timeout=240)
+    assert bells.acquire(timeout=240)
     assert not bells.acquire(timeout=0.05)
 
 
 def test_an_alarm_that_was_replaced_does_not_ring(rung: tuple[AlarmClock, threading.Semaphore]) -> None:
     alarm, bells = rung
-    now = datetime.now(UTC)
-    alarm.set(frozenset({now + timedelta(milliseconds=200)}))
-    alarm.set(frozenset({now + timedelta(hours=1)}))
-    assert not bells.acquire(timeout=0.4)
+    in_time = False
+    while not in_time:
+        due = datetime.now(UTC) + timedelta(milliseconds=200)
+        alarm.set(frozenset({due}))
+        alarm.set(frozenset({due + timedelta(hours=1)}))
+        in_time = datetime.now(UTC) < due  # else this machine was too slow: it may ring
+        rang = bells.acquire(timeout=0.4)
+    assert not rang

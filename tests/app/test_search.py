@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from backupd.app import logcheck
 from backupd.app.logstatus import NOT_RUNNING, OFF, status
-from backupd.app.search import Found, search
+from backupd.app.search import Found, TooLongError, search
 from backupd.app.verification import fsck, verify
 from backupd.app.wiring import Wiring, owner
 from backupd.cli import binlog
@@ -70,6 +70,36 @@ def test_transactions_are_found_by_table_kind_time_and_gtid(wiring: Wiring, keys
     assert late == [one for one in everything if one.at == wanted.at]
     assert len(list(search(wiring, SERVER, limit=4))) == 4
     assert list(search(wiring, SERVER, until=everything[0].at - timedelta(days=1))) == []
+
+
+def test_a_search_goes_on_behind_what_it_found(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:
+    other = replace(BRANCH, id="20261122T040000Z-0000000b", noticed_at=BRANCH.noticed_at + timedelta(days=1))
+    cut = logs[1].cuts[2]
+    store(wiring, keys, logs[:1])
+    store(wiring, keys, logs[1:2], end=cut)
+    store(wiring, keys, logs[1:2], start=cut)
+    store(wiring, keys, logs[:1], places=("local",), branch=other)
+    whole = list(search(wiring, SERVER))
+    found: list[Found] = []
+    while part := list(search(wiring, SERVER, limit=3, after=found[-1].cursor if found else None)):
+        found += part
+    assert found == whole
+    gtid = logs[0].transactions[2].gtid
+    first, second = search(wiring, SERVER, gtid=gtid)
+    assert list(search(wiring, SERVER, gtid=gtid, after=first.cursor)) == [second]
+    assert list(search(wiring, SERVER, gtid=gtid, after=second.cursor)) == []
+    for wrong in ("", "nothing", f"{BRANCH.id}:1", f"{BRANCH.id}:1:x", "elsewhere:1:4"):
+        with pytest.raises(UsageError, match="no cursor"):
+            search(wiring, SERVER, after=wrong)
+
+
+def test_a_search_that_takes_too_long_says_how_far_it_came(wiring: Wiring, keys: Keys,
+                                                           logs: tuple[RealLog, ...]) -> None:
+    store(wiring, keys, logs[:2])
+    with pytest.raises(TooLongError) as raised:
+        list(search(wiring, SERVER, seconds=-1))
+    assert logs[0].name in raised.value.detail
+    assert "since and until" in raised.value.hint
 
 
 def test_what_pieces_and_whole_files_hold_is_told_once(wiring: Wiring, keys: Keys, logs: tuple[RealLog, ...]) -> None:

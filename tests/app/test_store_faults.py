@@ -46,7 +46,7 @@ from tests.support.keys import Keys
 from tests.support.s3server import S3Server
 
 MIB = 1 << 20
-LONGEST = 60.0
+LONGEST = 240.0
 """Seconds that one schedule may take, all its faults included: nothing hangs."""
 NOT_LISTINGS = r"^(?!.*list-type=2)(?!.*[?&]uploads)"
 

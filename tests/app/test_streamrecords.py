@@ -27,9 +27,10 @@ GAP = Gap("db1", FIRST.id, "", Position("binlog.000001", 900), Position("binlog.
 
 
 @pytest.fixture
-def scribe(tmp_path: Path) -> Iterator[Scribe]:
+def scribe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scribe]:
+    monkeypatch.setattr("backupd.app.scribe.PATIENCE", 240)  # a slow machine is no catalog that does not answer
     with Scribe(f"sqlite:///{tmp_path}/catalog.db") as opened:
-        opened.ask(lambda catalog: catalog.holds.all(), patience=10)
+        opened.ask(lambda catalog: catalog.holds.all())
         yield opened
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from backupd.app import scribe
 from backupd.app.checkup import stream_findings
 from backupd.app.scribe import Scribe
 from backupd.app.settings import ServerSettings
@@ -45,11 +46,12 @@ class Desk:
 
 
 @pytest.fixture
-def desk(short_tmp: Path) -> Iterator[Desk]:
+def desk(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr(scribe, "PATIENCE", 240)  # a slow machine is no catalog that does not answer
     settings = Office(short_tmp).write(gold=GOLD + "binlog: {checkpoint: 5s}\nobjectives: {rpo: 60s}\n")
-    with Scribe(settings.catalog) as scribe:
-        scribe.ask(lambda catalog: catalog.holds.all(), patience=10)
-        yield Desk(scribe, settings.server("db1"), Spool(short_tmp / "spool"))
+    with Scribe(settings.catalog) as asked:
+        asked.ask(lambda catalog: catalog.holds.all())
+        yield Desk(asked, settings.server("db1"), Spool(short_tmp / "spool"))
 
 
 def test_a_row_tells_how_the_stream_is_and_the_last_one_that_it_ended(desk: Desk) -> None:

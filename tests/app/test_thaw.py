@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from backupd.app import retention, thawgate
+from backupd.app import jobs, pulse, retention, thawgate
 from backupd.app import thaw as thawing
 from backupd.app.coldness import cold_of_part, with_thaw
-from backupd.app.jobs import cancel
+from backupd.app.jobs import cancel, run_here
 from backupd.app.restores import Wishes, gate_of, plan
+from backupd.app.run import JobRun
 from backupd.app.thaw import advance, raise_tier
 from backupd.app.thawgate import ThawGate
 from backupd.app.thawing import thaw_for, thaws
@@ -23,7 +25,8 @@ from backupd.app.thawwatch import ThawWatch
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import ArchivedError, CancelledError, RefusedError
-from backupd.model.job import JobState
+from backupd.model.event import Severity
+from backupd.model.job import JobKind, JobState
 from backupd.model.progress import Progress, silent
 from backupd.model.server import Position
 from backupd.model.thaw import LOGS, ThawState
@@ -181,7 +184,7 @@ def test_what_a_killed_call_had_asked_for_is_not_paid_for_again(tmp_path: Path, 
     shelf.clock.move(minutes=11)
     watch = ThawWatch()
     watch.look(shelf.wiring, shelf.clock())
-    watch.join(30)
+    watch.join(240)
     assert states(shelf, job_id) == {ThawState.THAWING}
     assert sorted(vault.requests.values()) == [1, 1]
 
@@ -193,7 +196,7 @@ def test_the_service_looks_only_when_it_is_time_and_less_often_the_longer_it_tak
     looks = vault_of(shelf).looks
     watch = ThawWatch()
     watch.look(shelf.wiring, shelf.clock())
-    watch.join(30)
+    watch.join(240)
     assert vault_of(shelf).looks == looks
     job = catalog.jobs.get(job_id)
     assert job.not_before == shelf.clock() + thawing.MOST
@@ -218,6 +221,21 @@ def test_a_raised_tier_is_asked_for_at_once_and_only_for_what_is_not_there(tmp_p
     assert advance(shelf.wiring, job_id).state is JobState.SUCCEEDED
     with pytest.raises(RefusedError, match="no thaw that waits"):
         raise_tier(shelf.wiring, job_id, "expedited")
+
+
+def test_a_tier_that_the_place_refuses_is_told_and_changes_no_expectation(tmp_path: Path, catalog: Catalog) -> None:
+    shelf = house(tmp_path, catalog, "vault", storage_class="GLACIER")
+    job_id = begun(shelf, "bulk")
+    before = {item.key: (item.tier, item.requested_at, item.expected_at) for item in catalog.thaws.of(job_id)}
+    vault_of(shelf).stubborn = True
+    shelf.clock.move(minutes=1)
+    raise_tier(shelf.wiring, job_id, "expedited")
+    advance(shelf.wiring, job_id)
+    found = catalog.thaws.of(job_id)
+    assert {item.key: (item.tier, item.requested_at, item.expected_at) for item in found} == before
+    assert states(shelf, job_id) == {ThawState.THAWING}
+    (told,) = catalog.events.list(kind="thaw-not-raised")
+    assert "2 objects at destination vault are not thawed faster" in told.message
 
 
 def test_who_joins_a_thaw_and_wants_it_for_longer_gets_it_for_longer(tmp_path: Path, catalog: Catalog) -> None:
@@ -385,6 +403,44 @@ def test_the_gate_opens_for_the_base_while_the_increment_still_thaws(tmp_path: P
     assert told
     assert INCREMENT in told[0].note
     assert gate.is_open(INCREMENT)
+
+
+def test_a_restore_that_waits_for_an_archive_for_long_does_not_hang(tmp_path: Path, catalog: Catalog,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thawgate, "STEP", 0.02)
+    monkeypatch.setattr(pulse, "BEAT", 0.02)
+    monkeypatch.setattr(jobs, "_patience", lambda _policy, _job: timedelta(seconds=1))
+    shelf = house(tmp_path, catalog, "vault")
+    gate = ThawGate(shelf.wiring, planned(shelf, thaw="bulk"), "bulk")
+    begun_at = time.monotonic()
+    shelf.clock.move(hours=40)
+
+    def pass_time(_progress: Progress) -> None:
+        if time.monotonic() - begun_at > 1.5:
+            shelf.clock.move(hours=10)
+
+    def work(run: JobRun) -> bool:
+        gate.wait(FULL, run.report, run.cancel.is_set)
+        return gate.is_open(FULL)
+
+    assert run_here(shelf.wiring, JobKind.RESTORE, SERVER, work, report=pass_time)
+    assert catalog.events.list(kind="job-hanging") == ()
+
+
+def test_a_thaw_that_is_late_is_told_once_for_each_time_that_was_promised(tmp_path: Path, catalog: Catalog) -> None:
+    shelf = house(tmp_path, catalog, "vault")
+    vault = vault_of(shelf)
+    job_id = begun(shelf)
+    vault.late = timedelta(hours=20)
+    shelf.clock.move(hours=12.5)
+    for hours in (0, 1, 5):
+        shelf.clock.move(hours=hours)
+        assert advance(shelf.wiring, job_id).state is JobState.WAITING
+    (told,) = catalog.events.list(kind="thaw-late")
+    assert (told.severity, told.job_id) == (Severity.WARNING, job_id)
+    assert "0 of 2 objects can be read" in told.message
+    vault.late = timedelta(0)
+    assert advance(shelf.wiring, job_id).state is JobState.SUCCEEDED
 
 
 def test_waiting_can_be_given_up_and_the_thaw_goes_on(tmp_path: Path, catalog: Catalog) -> None:

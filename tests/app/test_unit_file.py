@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,27 +13,9 @@ import pytest
 from backupd.app.daemon import GRACE
 from backupd.app.worker import GRACE as CLEANING_UP
 from backupd.engine.sandbox import is_available
+from tests.support.unit import UNIT, entries, powers, service
 
-UNIT = Path(__file__).parents[2] / "deploy" / "backupd.service"
 FLAG = re.compile(r"--unshare-(\w+)")
-
-
-def entries() -> Iterator[tuple[str, str, str]]:
-    """(section, key, value) of each line."""
-    section = ""
-    for number, line in enumerate(UNIT.read_text().splitlines(), start=1):
-        if not line or line.startswith("#"):
-            continue
-        if line.startswith("["):
-            section = line.strip("[]")
-            continue
-        key, found, value = line.partition("=")
-        assert found, f"line {number}: {line}"
-        yield section, key, value
-
-
-def service() -> dict[str, str]:
-    return {key: value for section, key, value in entries() if section == "Service"}
 
 
 def test_every_key_stands_once_in_a_section_that_systemd_knows() -> None:
@@ -62,11 +43,9 @@ def test_systemd_accepts_it(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not is_available(), reason="bubblewrap cannot be used on this machine")
 def test_bubblewrap_works_with_the_powers_that_the_unit_leaves() -> None:
-    powers = ",".join("+" + word.removeprefix("CAP_").lower() for word in service()["CapabilityBoundingSet"].split())
     sandbox = ["bwrap", "--die-with-parent", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
                "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
     inside = ["setpriv", "--reuid", "mysql", "--clear-groups", "--regid", "mysql", "--no-new-privs", "id", "-un"]
-    done = subprocess.run(["setpriv", "--bounding-set", f"-all,{powers}", "--no-new-privs", *sandbox, "--", *inside],
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run([*powers(), *sandbox, "--", *inside], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("mysql", "")
     assert set(FLAG.findall(" ".join(sandbox))) | {"mnt"} == set(service()["RestrictNamespaces"].split())

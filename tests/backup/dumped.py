@@ -69,7 +69,8 @@ class Shelf:
             destinations=(self.destination,), recipients=(self.keys.fingerprint,), gnupg_home=self.keys.public_home,
             identity_key=b"k" * 32, started_at=now(), documents=documents,
             select=partial(select, include=include), whole=lambda schema: True,
-            tools=tuple(tools) or (mydumper_tool(info.flavour), ExactDump()), folder=folder)
+            tools=tuple(tools) or (mydumper_tool(info.flavour), ExactDump()), folder=folder,
+            max_lock=30.0)  # what a policy may allow at most: the machine of the tests may be slow
         return replace(spec, **others)
 
     def dump(self, *patterns: str, **others: Any) -> LogicalOutcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backupd.backup.coverage import examine_coverage
+from backupd.backup.coverage import examine_coverage, recommend
 from backupd.engine.census import uncovered
 from backupd.engine.tables import Table
 from backupd.model.server import Flavour
@@ -20,7 +20,7 @@ TABLES = [table("shop", "orders", "InnoDB"), table("shop", "notes", "MyISAM"), t
 
 
 def findings(tool: str = "mariadb-backup", logical: dict[str, object] | None = None) -> list[tuple[str, str]]:
-    leg = None if logical is None else Logical.model_validate({"schedule": "0 4 * * *", **logical})
+    leg = None if logical is None else Logical.model_validate({"schedule": "0 4 * * *"} | logical)
     return [(str(one.severity), one.message) for one in examine_coverage(TABLES, Flavour.MARIADB, tool, leg)]
 
 
@@ -31,13 +31,19 @@ def test_tables_that_no_backup_covers_are_named() -> None:
                        "shop.toku, crm.toku")
 
 
-def test_a_logical_leg_that_fits_them_covers_them_whatever_their_size() -> None:
-    assert findings(logical={"tables": {"include": ["*.toku"], "max_size": 1}}) == [
-        ("ok", "physical backups leave out the 2 tables of engine TokuDB; all of them are in logical ones")]
+def test_a_logical_leg_with_a_schedule_covers_them_whatever_it_includes_and_whatever_their_size() -> None:
+    covered = [("ok", "physical backups leave out the 2 tables of engine TokuDB; all of them are in logical ones")]
+    assert findings(logical={"tables": {"include": ["*.toku"], "max_size": 1}}) == covered
+    assert findings(logical={"tables": {"include": ["web.*"]}}) == covered
     ((severity, message),) = findings(logical={"tables": {"include": ["*.*"], "exclude": ["crm.*"]}})
     assert (severity, message.rpartition(": ")[2]) == ("warning", "crm.toku")
+
+
+def test_sets_cover_what_they_include_only() -> None:
     sets = {"a": {"schedule": "0 4 * * *", "tables": {"include": ["crm.*"]}}}
-    assert findings(logical={"tables": {"include": ["shop.*"]}, "sets": sets})[0][0] == "ok"
+    ((severity, message),) = findings(logical={"schedule": None, "sets": sets})
+    assert (severity, message.rpartition(": ")[2]) == ("warning", "shop.toku")
+    assert findings(logical={"tables": {"exclude": ["crm.*"]}, "sets": sets})[0][0] == "ok"
 
 
 def test_a_tool_that_copies_innodb_only_leaves_out_more() -> None:
@@ -45,3 +51,11 @@ def test_a_tool_that_copies_innodb_only_leaves_out_more() -> None:
     assert uncovered(engines, Flavour.MYSQL, "clone") == {"MyISAM", "CSV"}
     assert uncovered({"InnoDB", "MyISAM", "ROCKSDB"}, Flavour.MYSQL, "xtrabackup") == {"ROCKSDB"}
     assert uncovered({"ROCKSDB"}, Flavour.PERCONA) == frozenset()
+
+
+def test_tables_without_snapshots_are_counted_and_innodb_is_recommended() -> None:
+    (found,) = recommend({"InnoDB": 40, "Aria": 1, "MyISAM": 3, "MEMORY": 2})
+    assert str(found.severity) == "warning"
+    assert "(3 of MyISAM, 1 of Aria)" in found.message
+    assert "ENGINE=InnoDB" in found.hint
+    assert list(recommend({"InnoDB": 40, "MEMORY": 2})) == []

@@ -34,7 +34,7 @@ def a_shop(server: Server) -> None:
 
 
 def until(seen: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not seen():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -89,17 +89,15 @@ def test_what_the_account_may_not_see_is_said_in_the_backup_and_by_check(shelf: 
 def test_a_table_that_is_being_filled_ends_the_dump_with_the_statement(shelf: Shelf) -> None:
     a_shop(shelf.server)
     spec = shelf.spec("*.*", long_queries=1.0, tools=[ExactDump()])
-    with under_way(shelf.server, "CREATE TABLE shop.l AS SELECT SLEEP(60) FROM shop.a"):
+    with under_way(shelf.server, "CREATE TABLE shop.l AS SELECT SLEEP(3600) FROM shop.a"):
         with shelf.connection.connect() as session:
             until(lambda: any(one.by.seconds >= 1 for one in changing(session)))
-            began = time.monotonic()
-            with pytest.raises(BusyError) as caught:
+            with pytest.raises(BusyError) as caught:  # which it would not be after that hour
                 execute(spec, clock=now, report=silent)
             assert "CREATE TABLE shop.l AS SELECT" in caught.value.detail
             hurry(session)
             with pytest.raises(LockedTableError):
                 list_tables(session, strict=True)
-        assert time.monotonic() - began < 20
     assert shelf.left_in_spool() == []
 
 
@@ -113,7 +111,7 @@ def test_a_table_that_is_locked_for_a_while_is_waited_for(shelf: Shelf) -> None:
 
     with shelf.connection.connect() as session:
         hurry(session)
-        with under_way(shelf.server, "CREATE TABLE shop.l AS SELECT SLEEP(60) FROM shop.a") as number:
+        with under_way(shelf.server, "CREATE TABLE shop.l AS SELECT SLEEP(3600) FROM shop.a") as number:
             found = listed(lambda: list_tables(session, strict=True), shelf.connection, longer_than=60, patience=0,
                            cancel=None, report=report)
     assert TableName("shop", "a") in [one.name for one in found]

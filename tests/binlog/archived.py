@@ -222,7 +222,7 @@ class House:
 
     def archiver(self, **settings: float) -> Archiver:
         return Archiver(self.spool, self.destinations, self.sealer, self.books, checkpoint=CHECKPOINT,
-                        clock=self.clock, patience=settings.pop("patience", 20.0),
+                        clock=self.clock, patience=settings.pop("patience", 300.0),
                         most_sealed=int(settings.pop("most_sealed", 1 << 30)))
 
     def step(self, seconds: float = 0, **settings: float) -> Shipped:

@@ -62,13 +62,25 @@ def reset(server: Server) -> None:
     server.execute("RESET MASTER" if isinstance(server, PrivateServer) else "RESET BINARY LOGS AND GTIDS")
 
 
+def purge(server: Server) -> None:
+    """Remove all files but the current one: as soon as nobody reads them, which the server notices a moment after the
+    reader has gone."""
+    current, _ = log_status(server)
+
+    def is_alone() -> bool:
+        server.execute(f"PURGE BINARY LOGS TO '{current}'")
+        return str(server.query("SHOW BINARY LOGS")[0][0]) == current
+
+    until(is_alone, "the older files are gone")
+
+
 def log_status(server: Server) -> tuple[str, int]:
     mariadb = isinstance(server, PrivateServer)
     row = server.query("SHOW MASTER STATUS" if mariadb else "SHOW BINARY LOG STATUS")[0]
     return str(row[0]), int(row[1])
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -107,7 +119,7 @@ class Streaming:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._stop.set()
-        self._thread.join(30)
+        self._thread.join(120)
         assert not self._thread.is_alive(), "the streamer did not stop"
         if self._error is not None:
             raise self._error
@@ -115,7 +127,7 @@ class Streaming:
     def kinds(self, kind: StreamEventKind) -> list[StreamEvent]:
         return [event for event in self.events if event.kind is kind]
 
-    def has_all(self, server: Server, seconds: float = 30.0) -> None:
+    def has_all(self, server: Server) -> None:
         """Wait until the spool holds what the server has."""
         def reached() -> bool:
             if self._error is not None:
@@ -124,15 +136,15 @@ class Streaming:
             return (status.file, status.pos) == log_status(server) and status.state is StreamState.STREAMING
 
         try:
-            until(reached, "the spool has all", seconds)
+            until(reached, "the spool has all")
         except AssertionError as error:
             told = "\n".join(f"{event.kind} {event.message} {event.detail}" for event in self.events)
             raise AssertionError(f"{error}: {self.streamer.status()}, server {log_status(server)}\n{told}") from None
 
-    def told(self, kind: StreamEventKind, count: int = 1, seconds: float = 30.0) -> StreamEvent:
+    def told(self, kind: StreamEventKind, count: int = 1) -> StreamEvent:
         """Wait until it was told."""
         try:
-            until(lambda: len(self.kinds(kind)) >= count, f"{kind} was told", seconds)
+            until(lambda: len(self.kinds(kind)) >= count, f"{kind} was told")
         except AssertionError as error:
             told = "\n".join(f"{event.kind} {event.message} {event.detail}" for event in self.events)
             raise AssertionError(f"{error}: {self.streamer.status()}\n{told}") from None
@@ -203,6 +215,7 @@ class Proxy:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._stop.set()
+        self._threads[0].join()  # who lets connections in: from now on there are no new ones
         self.cut()
         for thread in self._threads:
             thread.join()
@@ -256,10 +269,10 @@ def followed_by(source: Server, replica: Server) -> Iterator[None]:
     yield
     if isinstance(source, PrivateServer):
         position = source.scalar("SELECT @@gtid_binlog_pos")
-        assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 30)", (position,)) == 0
+        assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 300)", (position,)) == 0
         replica.execute("STOP SLAVE", "RESET SLAVE ALL")
     else:
         done = source.scalar("SELECT @@GLOBAL.gtid_executed")
-        assert replica.scalar("SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, 30)", (done,)) == 0
+        assert replica.scalar("SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, 300)", (done,)) == 0
         replica.execute("STOP REPLICA", "RESET REPLICA ALL")
 

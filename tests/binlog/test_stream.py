@@ -18,6 +18,7 @@ from tests.binlog.streaming import (
     make_server,
     newest_branch,
     prepare,
+    purge,
     reset,
     until,
 )
@@ -106,7 +107,7 @@ def test_files_that_the_server_removed_are_a_gap_with_a_name(server: Server, tmp
     server.execute("FLUSH BINARY LOGS")
     insert(server)
     current, _ = log_status(server)
-    server.execute(f"PURGE BINARY LOGS TO '{current}'")
+    purge(server)
     with Streaming(server, folder) as streaming:
         event = streaming.told(StreamEventKind.GAP)
         streaming.has_all(server)
@@ -126,7 +127,7 @@ def test_a_file_that_is_here_whole_leaves_no_gap_when_the_server_removes_it(serv
         insert(server)
         streaming.has_all(server)
     server.execute("FLUSH BINARY LOGS")
-    server.execute(f"PURGE BINARY LOGS TO '{log_status(server)[0]}'")
+    purge(server)
     with Streaming(server, folder) as streaming:
         insert(server)
         streaming.has_all(server)

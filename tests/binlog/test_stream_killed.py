@@ -90,7 +90,7 @@ def test_the_program_is_killed_at_random_and_the_spool_stays_identical(flavour: 
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
             insert(server)
-            streaming.has_all(server, seconds=60)
+            streaming.has_all(server)
             assert_identical(streaming.spool, server)
         assert len(streaming.spool.branches()) == 1
         assert streaming.spool.gaps() == ()
@@ -119,7 +119,7 @@ def test_the_streamer_and_the_server_are_killed_at_random_and_the_spool_stays_id
                     process.kill()
         with Streaming(server, folder) as streaming:
             insert(server)
-            streaming.has_all(server, seconds=60)
+            streaming.has_all(server)
             assert_identical(streaming.spool, server)
         branches = streaming.spool.branches()
         assert [branch.reason for branch in branches] == [BranchReason.FIRST], branches

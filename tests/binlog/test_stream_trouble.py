@@ -37,6 +37,7 @@ from tests.binlog.streaming import (
     newest_branch,
     plain,
     prepare,
+    purge,
     reset,
     through_socket,
     until,
@@ -85,8 +86,8 @@ def test_a_connection_that_breaks_or_dies_silently_loses_nothing(server: Server,
         streaming.has_all(server)
         proxy.hangs.set()
         insert(server, 2)
-        silent = streaming.told(StreamEventKind.LOST, 2)
-        assert "nothing has come" in silent.message
+        until(lambda: any("nothing has come" in event.message for event in streaming.kinds(StreamEventKind.LOST)),
+              "the silence was noticed")
         proxy.hangs.clear()
         proxy.cut()
         streaming.has_all(server)
@@ -178,7 +179,7 @@ def test_a_full_disk_is_survived(mariadb: Server, tmp_path: Path) -> None:
         assert streaming.spool.gaps() == ()
         assert len(streaming.spool.branches()) == 1
     finally:
-        subprocess.run(["umount", str(small)], check=True)
+        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 def test_a_spool_over_its_bound_pauses_until_the_archive_has_made_room(mariadb: Server, tmp_path: Path) -> None:
@@ -215,7 +216,8 @@ def assert_identical_but_for(streaming: Streaming, server: Server, seen: dict[st
 
 
 def test_two_streams_never_write_to_one_spool(mariadb: Server, tmp_path: Path) -> None:
-    with Streaming(mariadb, tmp_path / "spool") as streaming:
+    patient = replace(FAST, stall=600.0)  # the server may be slow: nothing but the other stream could interrupt it
+    with Streaming(mariadb, tmp_path / "spool", pace=patient) as streaming:
         streaming.has_all(mariadb)
         with pytest.raises(BusyError, match="another stream"), Streaming(mariadb, tmp_path / "spool") as second:
             until(lambda: not second._thread.is_alive(), "the second one has ended")
@@ -319,7 +321,7 @@ def test_a_server_that_is_out_of_reach_is_looked_for_often_and_told_of_once(tmp_
     thread = threading.Thread(target=streamer.run, args=(stop,))
     thread.start()
     try:
-        until(lambda: len(looks) >= 15, "it was tried again and again", seconds=20)
+        until(lambda: len(looks) >= 15, "it was tried again and again")
     finally:
         stop.set()
         thread.join()
@@ -356,7 +358,7 @@ def test_a_file_that_the_server_itself_cannot_read_to_its_end_does_not_hold_up_t
         with Streaming(server, tmp_path / "spool") as first:
             first.has_all(server)
         with Streaming(server, tmp_path / "other", wanted=Position(file, 4)) as streaming:
-            streaming.has_all(server, seconds=20)
+            streaming.has_all(server)
             branch, files = newest_branch(streaming.spool)
         # The transaction that was cut off in the middle is not here either: the server's copiers never get it.
         assert (files[0].name, files[0].size, files[0].ended) == (file, pos, Ending.CUT)
@@ -423,7 +425,7 @@ def test_without_gtids_names_and_bytes_alone_tell_whether_it_goes_on(tmp_path: P
             assert lost.reason is BranchReason.LOST_TAIL
             assert lost.fork == Position(file, pos, "")
         server.execute("FLUSH BINARY LOGS")
-        server.execute(f"PURGE BINARY LOGS TO '{log_status(server)[0]}'")
+        purge(server)
         with Streaming(server, folder) as streaming:
             streaming.has_all(server)
         # The file that was here was cut while it was written to, and nothing tells what followed in it.

@@ -60,13 +60,13 @@ class PostgreSQL:
         # A zone far from UTC, so that a forgotten conversion shows.
         options = (f"-k {self.folder} -p {self.port} -c listen_addresses= -c fsync=off "
                    "-c timezone=Pacific/Chatham -c max_connections=60")
-        subprocess.run(as_postgres(self.bin / "pg_ctl", "start", "-w", "-s", "-t", "60", "-D", self.folder / "data",
+        subprocess.run(as_postgres(self.bin / "pg_ctl", "start", "-w", "-s", "-t", "240", "-D", self.folder / "data",
                                    "-l", self.folder / "log", "-o", options),
                        check=True, cwd=self.folder, stdin=subprocess.DEVNULL)
 
     def stop(self, mode: str = "immediate") -> None:
-        subprocess.run(as_postgres(self.bin / "pg_ctl", "stop", "-w", "-s", "-m", mode, "-D", self.folder / "data"),
-                       check=True, cwd=self.folder)
+        subprocess.run(as_postgres(self.bin / "pg_ctl", "stop", "-w", "-s", "-t", "240", "-m", mode,
+                                   "-D", self.folder / "data"), check=True, cwd=self.folder)
 
     def url(self, database: str) -> str:
         return f"postgresql://catalog@/{database}?host={self.folder}&port={self.port}"

@@ -126,7 +126,7 @@ def test_two_processes_never_claim_the_same_job(url: str) -> None:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    lines = [line.split() for process in processes for line in process.communicate(timeout=60)[0].splitlines()]
+    lines = [line.split() for process in processes for line in process.communicate(timeout=600)[0].splitlines()]
     assert [process.returncode for process in processes] == [0, 0]
     assert sorted(line[0] for line in lines) == [f"job-{number:04}" for number in range(60)]
     with open_catalog(url) as catalog:

@@ -13,7 +13,7 @@ from backupd.catalog.database import Database
 from backupd.catalog.peopletables import audit
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.access import AuditEntry, Role, Session, Token
-from backupd.model.errors import CatalogError, NotFoundError
+from backupd.model.errors import CatalogError, NotFoundError, RefusedError
 
 NOW = datetime(2026, 11, 21, 9, 41, 3, 250, tzinfo=UTC)
 TOKEN = Token("t1", "grafana", Role.VIEWER, "0" * 64, NOW, "root", frozenset({"db2", "db1"}), NOW + timedelta(days=1))
@@ -30,6 +30,19 @@ def test_a_token_is_found_by_its_digest_and_counts_until_it_is_revoked(catalog: 
     assert catalog.tokens.list() == (gone,)
     with pytest.raises(NotFoundError):
         catalog.tokens.revoke("t2", NOW, "eva")
+
+
+def test_no_two_tokens_that_let_in_have_the_same_name(catalog: Catalog) -> None:
+    catalog.tokens.add(TOKEN)
+    other = replace(TOKEN, id="t2", name="Grafana", digest="1" * 64, created_at=NOW + timedelta(hours=1))
+    with pytest.raises(RefusedError, match="t1"):
+        catalog.tokens.add(other)
+    later = replace(other, id="t3", digest="2" * 64, created_at=NOW + timedelta(days=1), expires_at=None)
+    catalog.tokens.add(later)  # by then the first one has expired
+    with pytest.raises(RefusedError, match="t3"):
+        catalog.tokens.add(replace(later, id="t4", digest="3" * 64))
+    catalog.tokens.revoke("t3", NOW, "eva")
+    catalog.tokens.add(replace(later, id="t4", digest="3" * 64))
 
 
 def test_the_last_use_of_a_token_is_not_written_for_each_request(catalog: Catalog) -> None:

@@ -180,7 +180,8 @@ def test_witnesses_between_two_moments_are_listed_and_old_ones_of_no_backup_forg
     assert catalog.witnesses.between("shop-db1", one.taken_at, four.taken_at) == (four, three)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(text=st.text(st.characters(exclude_categories=()), max_size=50))
 def test_no_text_of_a_tool_prevents_recording_its_failure(catalog: Catalog, text: str) -> None:
     job = replace(samples.job(), id="job-x")

@@ -48,11 +48,12 @@ def test_items_come_back_as_they_were_recorded_and_are_counted_by_part(catalog: 
     assert found.as_json()["not_asked_yet"] == 1
 
 
-def test_a_raised_tier_is_that_of_everything_that_is_not_there(catalog: Catalog) -> None:
+def test_a_raised_tier_is_that_of_what_is_asked_for_from_then_on(catalog: Catalog) -> None:
     catalog.thaws.begin(JOB, [item(1), item(2, state=ThawState.THAWING), item(3, state=ThawState.READY)])
-    assert catalog.thaws.raise_tier("thaw-1", "standard") == 2
+    assert catalog.thaws.raise_tier("thaw-1", "standard", {"tier": "standard"}) == 2
+    assert catalog.jobs.get("thaw-1").arguments == {"tier": "standard"}
     assert [(one.tier, one.state) for one in catalog.thaws.of("thaw-1")] == [
-        ("standard", ThawState.WANTED), ("standard", ThawState.RAISED), ("bulk", ThawState.READY)]
+        ("standard", ThawState.WANTED), ("bulk", ThawState.RAISED), ("bulk", ThawState.READY)]
 
 
 def test_a_waiting_job_is_due_when_its_time_has_come_or_was_set_by_a_clock_that_was_ahead(catalog: Catalog) -> None:

@@ -51,7 +51,7 @@ def test_upgrading_says_from_where_to_where(url: str) -> None:
 def test_many_processes_may_make_the_same_catalog_at_once(url: str) -> None:
     code = "import sys; from backupd.catalog.session import upgrade; sys.stdin.close(); print(upgrade(sys.argv[1]))"
     processes = [_python(code, url) for _ in range(6)]
-    results = [process.communicate(timeout=100) for process in processes]
+    results = [process.communicate(timeout=600) for process in processes]
     assert [process.returncode for process in processes] == [0] * 6, results
     assert sum("(None," in out for out, _err in results) >= 1
     with open_catalog(url) as catalog:
@@ -84,7 +84,7 @@ def test_two_catalogs_of_one_process_and_a_process_that_leaves_see_the_same_rows
         with open_catalog(url) as second:
             for number in range(1, 4):
                 with _python(look, url) as other:
-                    assert other.communicate(timeout=60) == (f"{number}\n", "")
+                    assert other.communicate(timeout=600) == (f"{number}\n", "")
                 (first if number % 2 else second).backups.add(samples.backup(number))
             assert len(first.backups.list()) == len(second.backups.list()) == 4
 
@@ -249,7 +249,7 @@ def test_somebody_without_rights_is_told_so(tmp_path: Path) -> None:
             "os.chdir(sys.argv[1]); os.setgid(65534); os.setuid(65534)\n"
             "open_catalog('sqlite:///catalog.db')")
     process = _python(code, str(tmp_path))
-    _out, err = process.communicate(timeout=60)
+    _out, err = process.communicate(timeout=600)
     assert "catalog catalog.db cannot be created or opened" in err
     assert "Permission denied" in err
 
@@ -321,11 +321,11 @@ def test_a_postgresql_that_hangs_is_given_up_and_met_again(
     with closing(Database(postgresql.create("hanging"))) as database:
         with database.read() as connection:
             assert connection.scalar(text("SELECT 1")) == 1
-        monkeypatch.setattr(patience, "SECONDS", 0.3)
+        monkeypatch.setattr(patience, "SECONDS", 1.5)
         with pytest.raises(CatalogError, match="cannot be reached"), database.read() as connection:
-            connection.execute(text("SELECT pg_sleep(60)"))
+            connection.execute(text("SELECT pg_sleep(600)"))
         with database.read() as connection, database.unhurried(connection):
-            connection.execute(text("SELECT pg_sleep(0.5)"))
+            connection.execute(text("SELECT pg_sleep(2)"))
 
 
 def test_a_restarted_postgresql_is_met_without_an_error(postgresql: PostgreSQL) -> None:

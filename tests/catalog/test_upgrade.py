@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from datetime import UTC, datetime
 
 from alembic import command
 from sqlalchemy import text
@@ -13,6 +14,7 @@ from backupd.catalog.session import open_catalog
 from backupd.model.backup import BackupState
 from backupd.model.job import JobState
 from backupd.model.proof import Phase
+from backupd.model.sighting import Sighting
 
 _BACKUPS = (
     "INSERT INTO backups (id, server, kind, state, started_at, finished_at, bytes_source, bytes_stored, bytes_new,"
@@ -60,6 +62,19 @@ def test_an_upgrade_of_the_first_version_keeps_backups_copies_and_jobs(url: str)
         assert jobs["j1"].phases == (Phase("backup", 2.0, 7),)
         assert [job.id for job in catalog.jobs.dead(lambda _owner: False, jobs["j1"].queued_at)] == ["j2"]
         assert catalog.integrity() == []
+
+
+def test_deletions_that_an_earlier_version_began_go_on_as_those_of_this_installation(url: str) -> None:
+    with closing(Database(url)) as database:
+        _first_version(database)
+        with database.write() as connection:
+            connection.execute(text("UPDATE copies SET state = 'deleted' WHERE backup_id = 'b2'"))
+    now, stored = datetime(2026, 11, 22, tzinfo=UTC), datetime(2026, 11, 21, tzinfo=UTC)
+    with open_catalog(url) as catalog:
+        copied = {copy.stored_at for copy in catalog.backups.get("b2").copies}
+        found = catalog.marks.look("local", {("shop-db1", name): stored for name in ("b1", "b2")}, now)
+    assert found["shop-db1", "b1"] == Sighting(now)
+    assert {found["shop-db1", "b2"]} == {Sighting(at, ours=True) for at in copied}
 
 
 def test_going_back_to_the_first_version_keeps_what_it_knew(url: str) -> None:

@@ -355,6 +355,18 @@ def test_an_unforeseen_failure_is_one_line_and_a_private_file_with_its_place(
     assert json.loads(captured.out)["error"]["type"] == "failure"
 
 
+def test_without_a_temporary_folder_the_traceback_lies_in_the_runtime_directory(
+    service: FakeService, capsys: pytest.CaptureFixture[str], short_tmp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", list)  # none of them can be written to
+    monkeypatch.setenv("BACKUPD_RUNTIME", str(short_tmp / "run"))
+    service.failure = KeyError("x")
+    assert main(["check"]) == 1
+    [written] = (short_tmp / "run").glob("*.txt")
+    assert str(written) in capsys.readouterr().err
+
+
 def test_a_traceback_that_cannot_be_kept_does_not_hide_the_failure(
     service: FakeService, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ SOME = ["--tables", "shop.orders"]
     [*TO, *SOME, "--into", "shop-db1", "--replay-with", "pipe"],
     [*TO, *SOME, "--into", "shop-db1", "--triggers", "some"],
     [*TO, *SOME, "--sql", "/x", "--confirm", "shop-db1"],
+    [*TO, *SOME, "--sql", "/x", "--keys", "50"],
+    [*TO, *SOME, "--into", "shop-db1", "--keys", "1001"],
     ["plan", "shop-db1", "--to", "latest", "--as", "other"],
     ["plan", "shop-db1", "--to", "latest", *SOME, "--datadir", "/x"],
     ["backup", "shop-db1", "--kind", "full", "--set", "small"],
@@ -50,6 +52,10 @@ def test_a_difference_is_told_with_numbers_and_keys() -> None:
     assert "missing, by id/line: 7/1, ..." in text
     assert "added, by id/line: 9/2" in text
     assert "changed, by" not in text
+    many = found(missing=40, samples={"missing": [[str(number)] for number in range(40)], "added": [], "changed": []})
+    assert "8, 9, ...\n" in difference_text(many)
+    assert "37, 38, ...\n" in difference_text(many, 39)
+    assert "38, 39\n" in difference_text(many, 1000)
     assert "note is compared no more" in text
 
 

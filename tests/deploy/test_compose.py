@@ -67,8 +67,21 @@ def test_what_the_service_keeps_lies_on_volumes(tmp_path: Path) -> None:
     mounts = [volume.split(":")[1] for volume in document()["services"]["backupd"]["volumes"]]
     kept = [settings.catalog.removeprefix("sqlite:///"), str(settings.spool), "/srv/backups/repository",
             str(settings.server("shop-db1").config.socket), "/etc/backupd/gnupg"]
+    restore = settings.needs_restore()
+    kept += [str(restore.scratch.path), f"/etc/backupd/{restore.gnupg_home.name}", *map(str, restore.folders)]
+    assert restore.folders
+    assert settings.server("shop-db1").policy.test_restore is not None
     assert [path for path in kept if not any(path.startswith(mount) for mount in mounts)] == []
     assert "datadir:/var/lib/mysql:ro" in document()["services"]["backupd"]["volumes"], "nothing there is changed"
+
+
+def test_the_keys_are_made_as_it_says_for_whom_it_seals(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    mounted = dict(volume.split(":")[:2] for volume in document()["services"]["backupd"]["volumes"])
+    for text in (FILE.read_text(), (ROOT / "docs" / "installing.md").read_text()):
+        ((home, key),) = re.findall(r'--homedir "\$PWD/(\S+)" .*--quick-generate-key (\S+)', text)
+        assert (key,) == settings.encryption.recipients
+        assert mounted[f"./{home}"] == f"/etc/backupd/{settings.needs_restore().gnupg_home.name}"
 
 
 def test_every_name_in_it_is_declared_in_it(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import typer
 
-from backupd.app.settings import load_settings
+from backupd.app.settings import Settings, load_settings
 from backupd.cli.main import app
+from tests.support.unit import service, writable
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "installing.md").read_text()
@@ -37,6 +39,31 @@ def test_every_configuration_in_it_is_valid_with_its_policy(tmp_path: Path) -> N
             found = settings.server(server)
             assert found.usable
             assert {*found.required, *found.others} == set(settings.destinations)
+            assert found.policy.test_restore is not None, "what is never restored proves nothing"
+        _can_restore(settings)
+
+
+def _can_restore(settings: Settings) -> None:
+    """With a key that backups are sealed for, into a folder that the unit may write to."""
+    restore = settings.needs_restore()
+    made = re.findall(r"--homedir (\S+) [^\n]*\\\n *--quick-generate-key (\S+)", GUIDE)
+    assert [(Path(home).name, key) for home, key in made] == [
+        (restore.gnupg_home.name, settings.encryption.recipients[-1])]
+    assert restore.gnupg_home != settings.encryption.gnupg_home
+    for path in (*restore.folders, restore.scratch.path, settings.spool):
+        assert any(path.is_relative_to(folder) for folder in writable()), path
+    assert restore.folders
+
+
+def test_the_readme_leads_to_restores_too(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^   # /etc/backupd/backupd.yaml\n(.*?)^   ```$", (ROOT / "README.md").read_text(),
+                         re.MULTILINE | re.DOTALL)
+    (policy,) = re.findall(r"^   # /etc/backupd/policies/first.yaml\n(.*?)^   ```$", (ROOT / "README.md").read_text(),
+                           re.MULTILINE | re.DOTALL)
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "first.yaml").write_text(policy)
+    (tmp_path / "backupd.yaml").write_text(dedent(text).replace("/etc/backupd", str(tmp_path)))
+    _can_restore(load_settings(tmp_path / "backupd.yaml"))
 
 
 def test_the_section_that_lets_others_in_is_valid_beside_the_rest(tmp_path: Path) -> None:
@@ -83,8 +110,7 @@ def test_every_file_that_it_names_is_there() -> None:
 
 
 def test_every_folder_that_the_unit_may_write_to_is_made() -> None:
-    unit = (ROOT / "deploy" / "backupd.service").read_text()
-    (folders,) = re.findall(r"^ReadWritePaths=(.*)$", unit, re.MULTILINE)
+    folders = service()["ReadWritePaths"]
     made = {word for line in GUIDE.splitlines() if line.startswith("install -d") for word in line.split()}
     assert {folder.removeprefix("-") for folder in folders.split()} <= made
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -56,10 +56,11 @@ class Serving:
 
 
 @contextmanager
-def serving(house: House, *args: str) -> Iterator[Serving]:
-    """Start the service and give it when it follows the schedules; killed at the end where it still runs."""
+def serving(house: House, *args: str, under: Sequence[str] = ()) -> Iterator[Serving]:
+    """Start the service and give it when it follows the schedules; killed at the end where it still runs. ``under``:
+    words before the program."""
     log = house.base / f"service-{time.monotonic_ns()}.log"
-    with log.open("wb") as out, subprocess.Popen([BACKUPD, "serve", *args], env=house.environment(), stderr=out,
+    with log.open("wb") as out, subprocess.Popen([*under, BACKUPD, "serve", *args], env=house.environment(), stderr=out,
                                                  stdin=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             until(lambda: b"daemon-started" in log.read_bytes() or process.poll() is not None, log.read_text)

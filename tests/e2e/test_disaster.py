@@ -108,28 +108,35 @@ def private_key(keys: Keys) -> Iterator[Path]:
             stop_agent(home)
 
 
-def followed(blocks: list[str], env: dict[str, str], base: Path) -> None:
-    """Execute shell blocks of the text as one script, as somebody who copies them one after the other."""
-    path = f"{Path(BACKUPD).parent}:{os.environ['PATH']}"
+def followed(blocks: list[str], env: dict[str, str], base: Path, *, programs: str = f"{Path(BACKUPD).parent}:"
+             ) -> str:
+    """Execute shell blocks of the text as one script, as somebody who copies them one after the other; what it says."""
     done = subprocess.run(["sh", "-c", "\n".join(blocks)], capture_output=True, text=True, check=False, cwd=base,
-                          env={"PATH": path, "BACKUPD_RUNTIME": str(base / "run"), "HOME": str(base), **env})
+                          env={"PATH": programs + os.environ["PATH"], "BACKUPD_RUNTIME": str(base / "run"),
+                               "HOME": str(base), **env})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    return done.stdout
 
 
 def drill(house: House, before: Before, keys: Keys, text: str, to: str, expected: dict[str, int],
           server: Any) -> None:
-    """On a machine that has nothing: the text, the destination and the key."""
+    """On a machine that has nothing: the text, the destination and the key. With backupd, and without it."""
     with short_directory("bt-new-") as new, private_key(keys) as safe:
         datadir, base = new / "data", new / "r"
         settings = {"GNUPGHOME": str(safe), "DATADIR": str(datadir), "BASE": str(base), "TO": to}
-        blocks = [part.partition("```")[0] for part in text.split("```sh\n")[1:]]
-        step = dict(zip(("settings", "configured", "configuration", "rebuild", "restore"), blocks, strict=True))
-        followed(blocks[:-1], {**settings, **before.env}, new)
+        blocks = [part.partition("\n```\n")[0] for part in text.split("\n```sh\n")[1:]]
+        first, *between, restore, by_hand = blocks
+        alone = {**settings, **before.env, "DATADIR": f"{datadir}-alone", "BASE": f"{base}-alone"}
+        done = followed([first, by_hand], alone, new, programs="")
+        assert f"is restored, to {to}" in done
+        with server(datadir=Path(alone["DATADIR"])) as restored:
+            assert sums(restored) == expected
+        followed([first, *between], {**settings, **before.env}, new)
         house.config = base / "backupd.yaml"
         house.env |= before.env
         assert same(shown(house), before.shown)  # before a restore makes known how fast this machine is
-        followed([step["settings"], step["configuration"], step["restore"]], {**settings, **before.env}, new)
+        followed([first, between[-2], restore], {**settings, **before.env}, new)
         with server(datadir=datadir) as restored:
             assert sums(restored) == expected
 
@@ -165,7 +172,8 @@ def test_from_a_folder_whose_manifests_are_signed_a_moment_between_two_backups_c
         shutil.rmtree(kept)
 
 
-def test_from_a_bucket_the_last_moment_comes_back(base: Path, keys: Keys, s3_server: S3Server) -> None:
+def test_from_a_bucket_a_moment_after_the_last_backup_comes_back_with_backupd_and_by_hand(
+        base: Path, keys: Keys, s3_server: S3Server) -> None:
     bucket = {name: str(value) for name, value in s3_server.bucket("disaster").items()}
     with PrivateServer() as server:
         server.create_backup_users()
@@ -184,7 +192,7 @@ def test_from_a_bucket_the_last_moment_comes_back(base: Path, keys: Keys, s3_ser
          "s3://disaster/prod/RECOVER.md", "-"],
         env={**os.environ, **before.env}, capture_output=True, text=True,
         check=True).stdout
-    drill(house, before, keys, text, "latest", before.last, PrivateServer)
+    drill(house, before, keys, text, format_time(before.moment), before.then, PrivateServer)
 
 
 @SOAK

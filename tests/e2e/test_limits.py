@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 
+import pymysql
 import pytest
 
 from backupd.app.backups import take_backup
@@ -16,6 +18,7 @@ from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
 from backupd.backup.speed import Speeds
 from backupd.catalog.session import open_catalog, upgrade
+from backupd.engine.watch import PressureWatch
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.errors import CancelledError, ServerError
 from backupd.model.ids import new_id
@@ -28,6 +31,7 @@ from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
 from tests.support.replica import catch_up, replica_of
+from tests.support.server import query
 
 MIB = 1024 * 1024
 
@@ -153,6 +157,40 @@ def test_a_backup_that_had_to_pause_too_long_gives_up_and_leaves_nothing(
             take(wiring, running())
         assert wiring.catalog.backups.list() == ()
     assert nothing_left(house)
+
+
+def test_a_dump_pauses_while_somebody_s_statement_runs_for_too_long_and_goes_on_when_it_has_ended(
+        house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.policy_extra = "limits: {long_queries: 500ms}\n"
+    house.write()
+    monkeypatch.setattr("backupd.app.limits.PressureWatch", partial(PressureWatch, interval=0.05))
+    monkeypatch.setattr("backupd.app.limits._TICK_SECONDS", 0.05)
+    notes: list[str] = []
+    with closing(house.server.connect()) as other:
+        ((number,),) = query(other, "SELECT CONNECTION_ID()")
+
+        def end(progress: Progress) -> None:
+            if progress.phase == "paused":
+                notes.append(progress.note)
+                with suppress(pymysql.err.Error):  # it was gone already
+                    house.server.execute(f"KILL QUERY {number}")
+
+        def run() -> None:
+            with suppress(pymysql.err.Error):  # killed
+                query(other, "SELECT SLEEP(600), id FROM shop.orders")
+
+        statement = threading.Thread(target=run)
+        statement.start()
+        while not house.server.query("SELECT 1 FROM information_schema.PROCESSLIST WHERE INFO LIKE 'SELECT SLEEP(600)%'"
+                                     " AND TIME >= 1"):
+            assert statement.is_alive()
+            statement.join(0.05)
+        with wired(house, monkeypatch) as wiring:
+            record = take_backup(wiring, SERVER, BackupKind.LOGICAL, running(end)).record
+        statement.join()
+    assert f"a statement of root@localhost (connection {number}) since" in notes[0]
+    assert [warning for warning in record.warnings if warning.startswith("limits: the backup paused once")]
+    assert record.tables_missing == 0
 
 
 def test_a_server_without_limits_is_watched_by_nobody(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
+from tests.support import newmydumper
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
-from tests.support.server import query
+from tests.support.server import SERVICE_USER, query
 
 POLICY = """\
 logical:
@@ -75,6 +76,9 @@ def test_tables_over_the_size_of_their_set_are_skipped_and_do_not_fail_it(house:
     small = dump(house, "--set", "small")
     paths = {path.relative_to(house.manifest(small["id"]).parent).as_posix() for path in house.tree(small["id"])}
     assert small["tables_missing"] == 0
+    (told,) = (warning for warning in small["warnings"] if warning.startswith("shop.order_lines was skipped: "))
+    assert "larger than max_size" in told
+    assert told in house.run("backups", "show", small["id"]).all
     assert not any("order_lines" in path for path in paths)
 
 
@@ -87,6 +91,28 @@ def test_without_mydumper_the_clients_tool_takes_its_place(house: House) -> None
                       "mysqldump": "/nonexistent/dump"}
     house.write()
     assert dump(house, "--tables", "shop.*")["tables_missing"] == 0
+
+
+@SOAK
+def test_what_a_new_mydumper_wrote_comes_back_as_it_was(short_tmp: Path, keys: Keys) -> None:
+    program = newmydumper.make(short_tmp / "tool")
+    with PrivateServer() as server:
+        server.create_backup_users()
+        server.execute(
+            f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost", "CREATE DATABASE shop",
+            "CREATE TABLE shop.orders (id INT PRIMARY KEY, v LONGTEXT, n DECIMAL(9,2), j JSON, t TIMESTAMP NULL)",
+            """INSERT INTO shop.orders SELECT seq, CONCAT('"\\\'', CHAR(10), '(', seq, '\r;\n,('), -seq / 3,"""
+            """ '{"a": "b"}', '2026-01-01' FROM shop.seq_1_to_50""",
+            "INSERT INTO shop.orders VALUES (0, NULL, NULL, NULL, NULL), (-1, REPEAT('x\n', 600000), 0, NULL, NULL)",
+            "CREATE TABLE shop.isam ENGINE=MyISAM SELECT id, n FROM shop.orders", "CREATE TABLE shop.empty (id INT)")
+        house = House(short_tmp, server, keys, policy_extra=POLICY, programs={"mydumper": str(program)})
+        taken = dump(house, "--tables", "shop.*")
+        assert not any("again" in warning or "mydumper" in warning for warning in taken["warnings"]), taken["warnings"]
+        house.ok("restore", SERVER, "--to", f"backup:{taken['id']}", "--tables", "shop.*", "--as", "back.*",
+                 "--into", SERVER)
+        for name in ("orders", "isam", "empty"):
+            (before, after) = server.query(f"CHECKSUM TABLE shop.{name}, back.{name}")
+            assert before[1] == after[1], name
 
 
 def test_a_crashed_table_makes_the_job_partial_and_the_others_are_kept(short_tmp: Path, keys: Keys) -> None:

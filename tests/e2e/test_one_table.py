@@ -141,9 +141,10 @@ def test_nothing_is_replaced_without_the_servers_name_and_a_comparison_changes_n
     taken = story.house.fails("restore", SERVER, "--to", to, "--tables", "bank.accounts", "--into", SERVER,
                               "--as", "transfers")
     assert "bank.transfers" in taken.err
-    compared = story.restore("--tables", "bank.accounts", "--compare", to=to)
+    compared = story.restore("--tables", "bank.accounts", "--compare", "--keys", "3", to=to)
     assert not compared["done"]
-    assert compared["tables"][0]["difference"]["changed"] > 0
+    assert compared["tables"][0]["difference"]["changed"] > 3
+    assert len(compared["tables"][0]["difference"]["samples"]["changed"]) == 3
     assert story.sums() == live
     assert not story.server.query("SHOW DATABASES LIKE 'backupd\\_%'")
 

@@ -1,10 +1,14 @@
 """A night at the REST interface alone, beside a real service: a backup, a bad statement, the search for it, and the way
-back: everything, everything right before it, one table beside the live one and one in its place."""
+back: everything, everything right before it, one table beside the live one and one in its place.
+
+The service is confined as its unit says, so all of this is done in a tree that is read-only but for the unit's folders.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,12 +23,13 @@ from backupd.model.job import JobState
 from tests.api.rig import Rig, rig
 from tests.api.state import shapes
 from tests.e2e.archived import Archive
-from tests.e2e.house import SERVER, House
+from tests.e2e.house import BACKUPD, SERVER, House
+from tests.e2e.installed import RESTORES, STATE, homes, install
 from tests.e2e.service import ONCE_A_YEAR, serving, until
 from tests.e2e.test_point_in_time import did, on, sums
 from tests.support import sample
 from tests.support.dice import SOAK
-from tests.support.keys import Keys
+from tests.support.keys import Keys, stop_agent
 from tests.support.mariadb import PrivateServer
 from tests.support.places import short_directory
 from tests.support.server import SERVICE_USER, Server
@@ -39,7 +44,7 @@ LINES, ORDERS = "`shop`.`order_lines`", "`shop`.`orders`"
 @dataclass
 class Night:
     """``backup``: its id; ``then``: checksums when it was taken, ``before``: right before the bad statement, whose GTID
-    is ``gtid``."""
+    is ``gtid``; ``under``: the words that the service is confined with."""
 
     house: House
     server: Server
@@ -48,10 +53,11 @@ class Night:
     then: dict[str, int]
     before: dict[str, int]
     gtid: str
+    under: list[str]
 
     @property
     def folder(self) -> Path:
-        return self.house.base / "restores"
+        return self.house.base / RESTORES
 
     def restored(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
         """Start it, follow it to its good end, and give it."""
@@ -107,11 +113,11 @@ def night(keys: Keys) -> Iterator[Night]:
         server.execute("SET GLOBAL event_scheduler = OFF", "DROP EVENT shop.forget_logs")
         port = stack.enter_context(held_port())
         house = House(base, server, keys, config_extra=f"api: {{listen: '127.0.0.1:{port}'}}\n")
-        (base / "policies" / "gold.yaml").write_text(ONCE_A_YEAR)
-        folders = f"restore: {{folders: [{base}/restores], "
-        house.config.write_text(house.config.read_text().replace("restore: {", folders))
+        under = install(house, keys)
+        stack.callback(stop_agent, homes(house)[0])  # what the archive below signs with, outside of the service
+        (base / "policies" / "gold.yaml").write_text(f"{ONCE_A_YEAR}signed: true\n")
         api = stack.enter_context(rig(load_settings(house.config)))
-        stack.enter_context(serving(house))
+        stack.enter_context(serving(house, under=under))
         api.url = f"http://127.0.0.1:{port}"  # that of the service; ours only makes tokens
         until(lambda: is_answered(api.url), lambda: "an answer of the service")
         client = api.client("operator")
@@ -124,7 +130,7 @@ def night(keys: Keys) -> Iterator[Night]:
         before = sums(server)
         gtid = did(server, "DELETE FROM shop.order_lines")
         Archive(house, server).take()
-        yield Night(house, server, api, told[-1]["result"], then, before, gtid)
+        yield Night(house, server, api, told[-1]["result"], then, before, gtid, under)
 
 
 def test_what_was_backed_up_can_be_read_everywhere(night: Night) -> None:
@@ -217,12 +223,17 @@ def test_operators_restore_beneath_the_configured_folders_only_and_never_over_da
     wanted = {"server": SERVER, "target": "latest"}
     elsewhere = client.post("/v1/restores", json={**wanted, "datadir": str(night.house.base / "elsewhere")})
     assert elsewhere.status_code in (403, 409), elsewhere.text
+    if night.under:
+        admin = night.api.client("admin")
+        wanted_there = {**wanted, "datadir": str(night.house.base / "etc" / "restored")}
+        refused = follow(admin, admin.post("/v1/restores", json=wanted_there).json()["job"]["id"])[-1]
+        assert "ReadWritePaths" in refused["hint"], refused
     full = night.folder / "full"
     full.mkdir(parents=True)
     (full / "precious").write_text("x")
     assert client.post("/v1/restores", json={**wanted, "datadir": str(full)}).status_code == 409
     link = night.folder / "link"
-    link.symlink_to(night.house.base / "spool")
+    link.symlink_to(night.house.base / STATE / "spool")
     assert client.post("/v1/restores", json={**wanted, "datadir": str(link / "x")}).status_code in (403, 409)
     assert (full / "precious").read_text() == "x"
 
@@ -237,6 +248,18 @@ def test_a_plan_that_would_come_out_differently_now_is_refused_with_the_new_one(
     assert refused.status_code == 409, refused.text
     assert refused.json()["plan"]["chain"] != plan["chain"]
     assert not (night.folder / "later").exists()
+
+
+def test_keys_that_nobody_can_write_to_sign_and_open_what_is_stored(night: Night) -> None:
+    if not night.under:
+        pytest.skip("bubblewrap cannot be used on this machine: the service was not confined")
+    public, secret = homes(night.house)
+    stop_agent(public)
+    done = subprocess.run([*night.under, BACKUPD, "keys", "challenge"], env=night.house.environment(), text=True,
+                          capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    assert "proved" in done.stdout, done.stdout + done.stderr
+    assert list(night.house.repository.rglob("manifest.json.sig"))
+    assert [path for home in (public, secret) for path in home.glob("S.*")] == []
 
 
 @SOAK

@@ -52,7 +52,7 @@ def dump(tool: DumpTool, request: DumpRequest, *, opened: Callable[[], None] = l
     folder.mkdir()
     dumped = Dumped()
     with tool.run(replace(request, folder=folder)) as run:
-        run.open(10)
+        run.open(120)
         opened()
         for file in run.files():
             during(file)

@@ -24,6 +24,7 @@ from backupd.model.errors import BackupdError, CancelledError, RefusedError, Ser
 from backupd.model.server import Receipts
 from backupd.process.folders import remove_dead
 from tests.engine.stream import Extraction, Folder
+from tests.process.processes import until
 from tests.support import mysql
 from tests.support.mysql import MySQLServer
 from tests.support.places import short_directory
@@ -243,7 +244,7 @@ def test_cancelling_ends_the_statement_and_leaves_nothing(source: MySQLServer, s
     with pytest.raises(CancelledError), the_tool().capture(request) as capture:
         list(capture.events())
     assert not list(spool.iterdir())
-    assert not [row for row in source.query("SHOW PROCESSLIST") if "CLONE" in str(row[7])]
+    until(lambda: not [row for row in source.query("SHOW PROCESSLIST") if "CLONE" in str(row[7])])
 
 
 def test_a_server_that_dies_while_it_clones_leaves_nothing(place: Path, spool: Path) -> None:

@@ -129,8 +129,8 @@ def test_what_is_killed_leaves_a_reason_for_each_table_that_is_not_complete(
                           on_stderr=hear)
     with tool.run(request) as run:
         run.pause()  # else it would be over before it can be killed
-        run.open(10)
-        assert begun.wait(10)
+        run.open(120)
+        assert begun.wait(120)
         if killed == "the tool":
             for number in our_dumps():
                 os.kill(number, signal.SIGKILL)
@@ -150,12 +150,12 @@ def test_a_pause_is_longer_than_the_server_waits_for_a_reader(
 ) -> None:
     tool, server = shop
     monkeypatch.setattr(dumpclient, "_SIP_SECONDS", 0.3)
-    server.execute("SET GLOBAL net_write_timeout = 1")
+    server.execute("SET GLOBAL net_write_timeout = 3")
     try:
         with tool.run(DumpRequest(as_service(server), tables_of("large"), short_tmp)) as run:
             run.pause()
-            run.open(10)
-            timer = threading.Timer(2.5, run.resume)
+            run.open(120)
+            timer = threading.Timer(6.5, run.resume)
             timer.start()
             assert sum(file.rows or 0 for file in run.files()) == 30000
             timer.join()
@@ -182,7 +182,7 @@ def test_a_wrong_password_is_told_before_anything_is_dumped_and_never_shown(
         server.query("ALTER USER backupd@localhost IDENTIFIED BY 'another'")
         try:
             with pytest.raises(ToolError, match=r"exit") as caught:
-                run.open(10)
+                run.open(120)
         finally:
             server.query("ALTER USER backupd@localhost IDENTIFIED BY %s", (SERVICE_PASSWORD,))
     assert "Access denied" in caught.value.detail

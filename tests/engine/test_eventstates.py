@@ -48,7 +48,6 @@ def test_an_event_that_reached_the_source_through_replication_was_disabled_there
 
 @both()
 def test_no_event_stays_disabled_by_the_applier_and_none_runs_a_second_time_without_a_word(kind: Kind) -> None:
-    now = datetime.now(UTC)
     with kind.make() as server:
         server.execute(
             "CREATE DATABASE d",
@@ -57,6 +56,7 @@ def test_no_event_stays_disabled_by_the_applier_and_none_runs_a_second_time_with
             "SET SESSION time_zone = '+05:00'", "SET SESSION timestamp = UNIX_TIMESTAMP() - 90",
             *(f"CREATE EVENT d.{name} ON SCHEDULE AT CURRENT_TIMESTAMP + INTERVAL {seconds} SECOND "
               "ON COMPLETION PRESERVE DO SELECT 1" for name, seconds in (("has_run", 20), ("comes", 9000))))
+        now = datetime.now(UTC)
         before = {("d", name): Event("d", name, state, 7) for name, state in (
             ("was_on", ON), ("was_elsewhere", ELSEWHERE))}
         with Connection(socket=str(server.socket), user="root").connect() as session:

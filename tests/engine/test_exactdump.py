@@ -19,6 +19,7 @@ from backupd.model.errors import CancelledError, ServerError
 from backupd.model.table import TableName
 from tests.engine.dumps import dump, load, wanted
 from tests.engine.flavours import BOTH, as_root, as_service, server_of
+from tests.process.processes import until
 from tests.support import zoo
 from tests.support.dice import size
 from tests.support.server import Server
@@ -92,7 +93,7 @@ def test_a_long_row_takes_little_more_memory_than_itself(cage: Server, short_tmp
     tracemalloc.start()
     try:
         with ExactDump().run(request) as run:
-            run.open(10)
+            run.open(120)
             files = list(run.files())
             assert set(run.verdicts().values()) == {None}
         _, peak = tracemalloc.get_traced_memory()
@@ -178,18 +179,14 @@ def test_cancelling_leaves_no_session_and_no_file(shop: Server, short_tmp: Path)
     with pytest.raises(CancelledError):
         dump(ExactDump(), DumpRequest(as_service(shop), tables_of("a", "b", "c"), short_tmp, cancel=cancel, threads=1),
              during=during)
-    for _ in range(200):
-        if not session_ids(shop):
-            break
-        threading.Event().wait(0.02)
-    assert session_ids(shop) == []
+    until(lambda: session_ids(shop) == [])
 
 
 def test_files_that_cannot_be_written_are_told_per_table(shop: Server, short_tmp: Path) -> None:
     folder = short_tmp / "rows"
     folder.mkdir()
     with ExactDump().run(DumpRequest(as_service(shop), tables_of("a", "b"), folder, threads=2)) as run:
-        run.open(10)
+        run.open(120)
         shutil.rmtree(folder)
         assert list(run.files()) == []
         assert all("cannot be written" in str(why) for why in run.verdicts().values())
@@ -197,7 +194,7 @@ def test_files_that_cannot_be_written_are_told_per_table(shop: Server, short_tmp
 
 def test_a_pause_holds_the_rows_back_and_loses_none(shop: Server, short_tmp: Path) -> None:
     with ExactDump().run(DumpRequest(as_service(shop), tables_of("a"), short_tmp)) as run:
-        run.open(10)
+        run.open(120)
         run.pause()
         timer = threading.Timer(0.3, run.resume)
         timer.start()

@@ -8,6 +8,7 @@ import pytest
 from backupd.engine.client import Connection
 from backupd.engine.lockwatch import LockWatch, kill_lock_statements
 from tests.engine.backups import connection_to
+from tests.process.processes import until
 from tests.support.mariadb import PrivateServer
 
 SENT = "261121 02:03:34 Executing FLUSH TABLES WITH READ LOCK..."
@@ -28,7 +29,7 @@ def test_a_lock_that_is_not_got_stops_the_tool_even_when_the_server_is_gone(tmp_
     with watch(tmp_path, stopped, 0.05) as lock:
         for heard in (line, SCANNED, "", "."):
             lock.heard(heard)
-        assert stopped.wait(20)
+        assert stopped.wait(120)
         assert lock.expired
         assert "cannot connect to the server" in lock.trouble
 
@@ -40,19 +41,24 @@ def test_a_lock_that_is_not_got_stops_the_tool_even_when_the_server_is_gone(tmp_
 ])
 def test_anything_else_stops_nothing(tmp_path: Path, lines: list[str]) -> None:
     stopped = threading.Event()
-    with watch(tmp_path, stopped, 0.05) as lock:
+    before = threading.enumerate()
+    with watch(tmp_path, stopped, 3600) as lock:
         for line in lines:
             lock.heard(line)
-        assert not stopped.wait(0.2)
+        until(lambda: all(thread in before for thread in threading.enumerate()))  # nobody counts seconds any more
         assert not lock.expired
+    assert not stopped.is_set()
 
 
 def test_nothing_is_stopped_once_the_run_is_over(tmp_path: Path) -> None:
     stopped = threading.Event()
-    with watch(tmp_path, stopped, 0.05) as lock:
+    before = threading.enumerate()
+    with watch(tmp_path, stopped, 3600) as lock:
         lock.heard(SENT)
+        assert not all(thread in before for thread in threading.enumerate()), "somebody counts the seconds"
     lock.heard(SENT)
-    assert not stopped.wait(0.2)
+    until(lambda: all(thread in before for thread in threading.enumerate()))
+    assert not stopped.is_set()
 
 
 def test_without_a_waiting_statement_nothing_is_killed(shared_server: PrivateServer) -> None:

@@ -10,10 +10,12 @@ from contextlib import closing, contextmanager
 import pymysql
 import pytest
 
-from backupd.engine.client import Session
+from backupd.engine.client import Connection, Session
 from backupd.engine.longqueries import changing, running
+from backupd.engine.pressure import Gauge, Reading
+from backupd.engine.querygauge import query_gauges
 from backupd.model.table import TableName
-from tests.engine.flavours import BOTH, as_service, server_of
+from tests.engine.flavours import BOTH, as_root, as_service, server_of
 from tests.support.server import Server, query
 
 
@@ -51,6 +53,13 @@ def busy(server: Server, statement: str, seen: Callable[[], bool]) -> Iterator[N
                 time.sleep(0.02)
 
 
+@contextmanager
+def gauge_of(connection: Connection) -> Iterator[Gauge]:
+    (gauge,) = query_gauges(connection).found
+    with closing(gauge):
+        yield gauge
+
+
 @pytest.fixture
 def session(server: Server) -> Iterator[Session]:
     with as_service(server).connect() as opened:
@@ -65,6 +74,14 @@ def test_a_long_statement_is_told_with_who_runs_it_and_short_ones_are_not(server
         assert one.statement.startswith("SELECT SLEEP(60), 'x', v FROM shop.orders")
         assert str(one).startswith(f"root@localhost (connection {one.id}) since {one.seconds} s: SELECT SLEEP(60)")
         assert running(session, 3600) == ()
+        # A backup steps back for a statement of somebody else, and not for one of its own account.
+        with gauge_of(as_service(server)) as gauge:
+            reading = gauge.read()
+            assert reading.value is not None
+            assert reading.value >= 1
+            assert reading.text.startswith(f"a statement of root@localhost (connection {one.id}) since")
+        with gauge_of(as_root(server)) as gauge:
+            assert gauge.read() == Reading(0.0, "nobody else runs a statement")
     assert running(session, 0) == ()
 
 
@@ -75,6 +92,16 @@ def test_who_only_sleeps_or_waits_for_a_named_lock_holds_up_nobody(server: Serve
 
     with busy(server, "SELECT SLEEP(60)", sleeps):
         assert running(session, 0) == ()
+
+
+def test_the_gauge_waits_for_nothing_that_waits_for_the_backup_itself(server: Server, session: Session) -> None:
+    with gauge_of(as_service(server)) as gauge, closing(server.connect()) as snapshot:
+        query(snapshot, "BEGIN")
+        query(snapshot, "SELECT * FROM shop.orders")
+        with busy(server, "ALTER TABLE shop.orders ADD COLUMN x INT, ALGORITHM=COPY",
+                  lambda: any("metadata lock" in one.state for one in running(session, 0))):
+            assert gauge.read() == Reading(0.0, "nobody else runs a statement")
+            query(snapshot, "ROLLBACK")
 
 
 def test_a_statement_that_rebuilds_a_table_is_told_with_the_table(server: Server, session: Session) -> None:

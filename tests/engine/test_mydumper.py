@@ -25,6 +25,7 @@ from backupd.model.errors import CancelledError, ServerError, ToolError
 from backupd.model.server import Flavour
 from backupd.model.table import TableName
 from tests.engine.dumps import connection_to, dump, load, processes_in, wanted
+from tests.process.processes import until
 from tests.support.dice import size
 from tests.support.mariadb import PrivateServer
 from tests.support.places import runs_as_root, short_directory
@@ -155,7 +156,7 @@ def test_a_wrong_password_is_told_with_a_hint_and_no_secret(
     with tool.run(replace(asked, connection=fading, folder=folder)) as run:
         source.execute("DROP USER fades@localhost")
         with pytest.raises(ToolError, match="exited with 1 before it had its snapshots") as caught:
-            run.open(5)
+            run.open(120)
     assert "Access denied" in caught.value.detail
     assert "wrong user or password" in caught.value.hint
     assert "geheim" not in str(caught.value)
@@ -168,7 +169,7 @@ def test_an_option_that_the_program_does_not_know_is_told_with_its_own_words(
     with (MyDumperRun(tool.tool, ["--sync-thread-lock-mode=NO_LOCK"], {"wait_timeout": "100"},
                       tool.manner, replace(asked, folder=asked.folder / "run")) as run,
           pytest.raises(ToolError, match="before it had its snapshots") as caught):
-        run.open(5)
+        run.open(120)
     assert "Unknown option --sync-thread-lock-mode" in caught.value.detail
     assert "is the program really mydumper" in caught.value.hint
 
@@ -206,7 +207,7 @@ def _in_the_middle(what: Callable[[DumpRun], None], tool: MyDumper, asked: DumpR
     folder.mkdir()
     done = False
     with tool.run(replace(asked, tables=wanted(tables), threads=1, folder=folder)) as run:
-        run.open(5)
+        run.open(120)
         for file in run.files():
             if file.table == LARGE and not done:
                 run.pause()
@@ -262,14 +263,14 @@ def test_a_full_disk_fails_the_tables_that_did_not_fit_and_says_so(tool: MyDumpe
         folder.mkdir()
         with tool.run(replace(asked, tables=wanted((TableName("shop", "a_b"), LARGE)), threads=1, folder=folder,
                               chunk_bytes=64 * CHUNK)) as run:
-            run.open(5)
+            run.open(120)
             got = {file.table for file in run.files()}
             verdicts = run.verdicts()
         assert verdicts[TableName("shop", "a_b")] is None
         assert "No space left on device" in (verdicts[LARGE] or "")
         assert got == {TableName("shop", "a_b")}, "a file that is cut short is not handed over"
     finally:
-        subprocess.run(["umount", small], check=True)
+        subprocess.run(["umount", "-l", small], check=True)
 
 
 def test_a_disk_that_is_full_while_files_wait_only_slows_mydumper_down(
@@ -299,10 +300,7 @@ def test_a_pause_stops_reading_and_keeps_the_snapshot(
 ) -> None:
     def rest(run: DumpRun) -> None:
         (pid,) = processes_in(asked.folder)
-        deadline = time.monotonic() + 5
-        while _state(pid) != "T" and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert _state(pid) == "T"
+        until(lambda: _state(pid) == "T")
         source.execute("UPDATE shop.large SET v = 'new' WHERE id = 149999")
         assert len(source.query(READING)) == 1, "its connection waits"
 
@@ -320,7 +318,7 @@ def test_leaving_early_or_a_wish_to_stop_leaves_no_process_and_no_connection(
         folder.mkdir()
         with contextlib.ExitStack() as stack:
             run = stack.enter_context(tool.run(replace(asked, folder=folder, cancel=cancel)))
-            run.open(5)
+            run.open(120)
             files = run.files()
             given = next(files)
             run.pause()
@@ -331,10 +329,7 @@ def test_leaving_early_or_a_wish_to_stop_leaves_no_process_and_no_connection(
                     next(files)
         assert not processes_in(folder)
         assert list(folder.iterdir()) == [given.path], "what was handed over belongs to the caller"
-    deadline = time.monotonic() + 5
-    while (left := _sessions(source)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left
+    until(lambda: not _sessions(source))
 
 
 def _sessions(server: PrivateServer) -> list[object]:

@@ -65,12 +65,61 @@ def test_with_several_threads_on_a_table_nothing_is_known_before_the_end() -> No
     "Could not write out closing newline for shop.b$x, now this is sad!",
     "Error: DB: shop TABLE: b$x Could not create output file out/shop.b$x.sql (2)",
     "Thread 3: Error dumping table (shop.b$x) data: Lock wait timeout exceeded",
+    "Thread 3: Could not read data from shop.b$x to write on /x/shop.b$x.00000.00001.sql at byte 12345: Lost contact",
+    "Fail to write on /spool/rows.1/out/shop.b$x.00000.00001.sql",
 ])
 def test_errors_blame_the_table_that_they_name(line: str) -> None:
     log = _heard(OLD, f"** (mydumper:1): CRITICAL **: 14:31:31.000: {line}")
     assert log.failed == {B: line.strip()}
     assert log.errors == 1
     assert not log.trouble
+
+
+CRITICAL, WARNING = (f"** (mydumper:1): {level} **: 14:31:31.000: " for level in ("CRITICAL", "WARNING"))
+
+
+def test_a_name_that_holds_what_stands_behind_names_is_found_with_each_that_may_be_meant() -> None:
+    names = [TableName("shop", name) for name in ("a", "a: b", "c) data")]
+    log = DumpLog(names, whole=True)
+    log.heard(f"{CRITICAL}Could not read data from shop.a: b: Lost connection")
+    log.heard(f"{CRITICAL}Error dumping table (shop.c) data) data: denied")
+    assert set(log.failed) == set(names)
+
+
+def test_a_connection_that_was_made_anew_is_outside_the_snapshot() -> None:
+    lost = f"{CRITICAL}Thread 2: Could not read data from shop.a to write on x/shop.a.00000.sql at byte 9: gone away"
+    log = _heard(NEW, lost, f"{WARNING}Thread 2: Reconnecting due errors", whole=False)
+    assert set(log.failed) == {A}
+    assert log.trouble == ["Thread 2: Reconnecting due errors: what it read from then on is of a later moment"]
+
+
+def test_a_query_that_is_tried_again_speaks_for_a_lost_connection_unless_the_table_is_to_blame() -> None:
+    def tried_again(why: str, thread: int = 2) -> DumpLog:
+        return _heard(NEW, f"{WARNING}Failed to execute query - ERROR 1: {why}",
+                      f"{WARNING}Thread 2: Error dumping table (shop.a) data: {why}", "Query: SELECT * FROM `shop`.`a`",
+                      f"{WARNING}Thread {thread}: Retrying last failed executed statement", whole=False)
+
+    for why in ("Table 'shop.a' doesn't exist", "Table definition has changed, please retry transaction"):
+        log = tried_again(why)
+        assert (set(log.failed), log.trouble, log.errors) == ({A}, [], 1)
+        assert tried_again(why, thread=3).trouble, "of a thread of which nothing was said"
+        log.heard(f"{WARNING}Thread 2: Retrying last failed executed statement")
+        assert log.trouble, "the next time it is another reason"
+    log = tried_again("Server has gone away")
+    assert set(log.failed) == {A}
+    assert "of a later moment" in log.trouble[0]
+
+
+@pytest.mark.parametrize("line", [
+    "Could not read data from `shop`.`a` in chunk 3: Lost connection",
+    "Could not read data from shop.a while thinking about it: Lost connection",
+    "Thread 2: Could not read data from the table: Lost connection",
+    "Something new: went wrong",
+])
+def test_an_error_in_words_that_are_not_known_is_trouble_of_the_run(line: str) -> None:
+    log = _heard(NEW, CRITICAL + line, whole=False)
+    assert not log.failed
+    assert log.trouble == [line]
 
 
 def test_why_a_file_could_not_be_written_stands_in_the_line_before() -> None:

@@ -53,6 +53,13 @@ def test_no_size_keeps_out_what_no_other_backup_covers() -> None:
     assert "shop.rocks" not in names(selected(["crm.*"], tables=rocks, always={"ROCKSDB"}))
 
 
+def test_what_no_other_backup_covers_is_taken_unasked_where_it_may_be_unless_a_pattern_leaves_it_out() -> None:
+    rocks = [*TABLES, table("shop", "rocks", 10**9, "ROCKSDB"), table("mysql", "rocks", 1, "ROCKSDB")]
+    unasked: dict[str, Any] = {"tables": rocks, "max_size": 4096, "always": {"ROCKSDB"}, "unasked": True}
+    assert names(selected(["crm.*"], **unasked)) == ["crm.people", "shop.rocks"]
+    assert names(selected(["crm.*"], ["shop.r*"], **unasked)) == ["crm.people"]
+
+
 def test_patterns_that_fit_nothing_are_told_and_the_one_for_everything_is_not() -> None:
     assert selected(["shop.*", "shop.oders"], ["crm.log_*"]).warnings == (
         "no table fits shop.oders, which is to be included", "no table fits crm.log_*, which is to be excluded")

@@ -14,7 +14,7 @@ from backupd.engine.tablecheck import check
 from backupd.engine.tables import Table, list_tables
 from backupd.model.errors import CancelledError
 from tests.engine.flavours import BOTH, as_root, as_service, server_of
-from tests.support.server import Server
+from tests.support.server import Server, query
 
 SICK = ("cut", "scribbled", "mended")
 
@@ -74,6 +74,20 @@ def test_a_table_is_repaired_only_where_that_is_asked_for_and_what_it_cost_is_to
     assert "Number of rows changed from 3 to 2" in told[0]
     assert "it cannot be repaired" in next(iter(lost.values()))
     assert server.scalar("SELECT COUNT(*) FROM shop.mended") == 2
+
+
+def test_no_limit_of_the_server_makes_a_sound_table_look_damaged(server: Server) -> None:
+    limits = {"max_statement_time": "0.000001", "max_execution_time": "1"}
+    (name,) = (name for name in limits if server.query(f"SHOW GLOBAL VARIABLES LIKE '{name}'"))
+    with as_service(server).connect() as session:
+        tables = _tables(session, "well")
+        server.execute(f"SET GLOBAL {name} = {limits[name]}")
+        try:
+            assert check(session, tables) == {}
+        finally:
+            with server.connect() as connection:
+                query(connection, f"SET SESSION {name} = 0")
+                query(connection, f"SET GLOBAL {name} = 0")
 
 
 def test_checking_can_be_cancelled(server: Server) -> None:

@@ -191,7 +191,7 @@ def test_tables_renamed_or_swapped_after_the_snapshot_are_left_out(server: Priva
         server.execute(f"INSERT INTO d.{table} VALUES ({number})")
     with LockWindowWitness(connection, server="s") as window:
         window.on_stderr("Acquired locks for BACKUP STAGE BLOCK_COMMIT")
-        window._thread.join(30)
+        window._thread.join()
         server.execute(
             "RENAME TABLE d.one TO d.x, d.two TO d.one, d.x TO d.two",
             "RENAME TABLE d.old TO d.new",
@@ -263,7 +263,7 @@ def test_a_deadlock_with_a_rename_costs_what_was_not_secured_and_not_the_witness
 
     with LockWindowWitness(connection, server="s", report=cross) as window:
         window.on_stderr("Acquired locks for BACKUP STAGE BLOCK_COMMIT")
-        window._thread.join(30)
+        window._thread.join()
         server.execute("UPDATE d.z SET v = 'newer than the snapshot'")
         witness = window.collect(max_seconds=60)
     ddl.join()

@@ -287,7 +287,7 @@ class TestTheGlobalReadLock:
             yield server
         finally:
             holder.close()
-            thread.join(30)
+            thread.join(120)
             waiter.close()
         assert len(ended) == 1
 
@@ -297,7 +297,7 @@ class TestTheGlobalReadLock:
 
     @staticmethod
     def until(condition: Any) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -316,10 +316,12 @@ class TestTheGlobalReadLock:
 
     def test_that_is_got_in_time_ends_the_watch(
             self, place: Path, shared_server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(xtrabackup, "LOCK_SECONDS", 0.2)
+        monkeypatch.setattr(xtrabackup, "LOCK_SECONDS", 2.0)
         run = Run(place, shared_server, before=BACKUP_LOG[:10], wait_at=100)
-        threading.Timer(0.5, run.standin.go).start()
+        timer = threading.Timer(3.0, run.standin.go)
+        timer.start()
         assert run().backup_type == "full-backuped"
+        timer.join()
 
 
 class TestReceipts:

@@ -17,8 +17,8 @@ from policies.load import load, load_policy
 from policies.schema import Policy
 from tests.policies.places import CONFIGURATION, POLICY
 
-_SETTINGS = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
-                     print_blob=True)
+_SETTINGS = settings(max_examples=80, deadline=None, print_blob=True,
+                     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def _names(schema: dict[str, Any]) -> set[str]:

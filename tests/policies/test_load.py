@@ -327,10 +327,12 @@ logical:
 
 
 def test_limits_are_read_with_their_units(tmp_path: Path) -> None:
-    text = "limits: {read: 200MiB, send: 5MB, nice: 10, replica_lag: 60s, disk_latency: 50ms, max_pause: 1h500ms}\n"
+    text = "limits: {read: 200MiB, send: 5MB, nice: 10, replica_lag: 60s, disk_latency: 50ms, "\
+           "long_queries: 2m, max_pause: 1h500ms}\n"
     limits = load(write(tmp_path, gold=POLICY + text)).policies["gold"].limits
     assert (limits.read, limits.send, limits.nice) == (200 * 1024**2, 5_000_000, 10)
     assert (limits.replica_lag, limits.disk_latency) == (timedelta(minutes=1), timedelta(milliseconds=50))
+    assert limits.long_queries == timedelta(minutes=2)
     assert limits.max_pause == timedelta(hours=1, milliseconds=500)
     assert limits.hang == timedelta(minutes=30)
 

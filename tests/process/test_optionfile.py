@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import secrets
 import stat
 from pathlib import Path
 
@@ -50,10 +51,11 @@ def test_a_real_client_logs_in_with_nasty_passwords(server: PrivateServer, tmp_p
 
 
 def test_the_file_is_private_and_gone_afterwards(tmp_path: Path) -> None:
-    with option_file({"client": {"password": "geheim", "compress": None}}, directory=tmp_path) as path:
+    secret = f"geheim-{secrets.token_hex(8)}"  # a word that stands in no command line of others
+    with option_file({"client": {"password": secret, "compress": None}}, directory=tmp_path) as path:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert path.read_text() == '[client]\npassword="geheim"\ncompress\n'
-        assert with_mark("geheim") == []
+        assert path.read_text() == f'[client]\npassword="{secret}"\ncompress\n'
+        assert with_mark(secret) == []
     assert list(tmp_path.iterdir()) == []
 
 

@@ -63,6 +63,9 @@ def test_what_became_of_tables_survives_json() -> None:
     ("*.log_?", [("a", "log_1")], [("a", "log_10")]),
     ("shop.[a]", [("shop", "[a]")], [("shop", "a")]),
     ("`my.shop`.`a*`", [("my.shop", "a*")], [("my.shop", "ab")]),
+    ("`my.shop`.*", [("my.shop", "a*"), ("my.shop", "b.c")], [("my_shop", "a"), ("my", "shop.a")]),
+    ("`a*`.b?", [("a*", "b1")], [("ax", "b1"), ("a*", "b")]),
+    ("shop*.`or.der`", [("shop2", "or.der")], [("shop2", "or_der")]),
 ])
 def test_patterns_fit_what_they_say(
         pattern: str, fits: list[tuple[str, str]], not_fits: list[tuple[str, str]]) -> None:
@@ -71,10 +74,19 @@ def test_patterns_fit_what_they_say(
     assert not any(parsed.fits(TableName(*name)) for name in not_fits)
 
 
-@pytest.mark.parametrize("text", ["", "orders", "shop.", ".orders", "a.b.c", "`a`", "`a`.b", " .x"])
+@pytest.mark.parametrize("text", ["", "orders", "shop.", ".orders", "a.b.c", "`a`", "`a.b", "a`.b", "`a`b.c", " .x"])
 def test_what_is_no_pattern_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"schema\.table"):
         TablePattern.parse(text)
+
+
+def test_a_whole_schema_may_be_quoted() -> None:
+    pattern = TablePattern.parse("`my.shop`.*")
+    assert pattern.takes_all_of("my.shop")
+    assert not pattern.takes_all_of("my_shop")
+    assert pattern.reaches("my.shop")
+    assert (pattern.schema, pattern.table) == ("my.shop", None)
+    assert not TablePattern.parse("`my.shop`.`*`").takes_all_of("my.shop")
 
 
 @given(NAMES, NAMES)

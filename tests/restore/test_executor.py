@@ -71,6 +71,7 @@ def test_a_restore_with_start_gives_a_checked_server_that_stays_up_deaf_and_mute
     taken: Taken, keys: Keys, short_tmp: Path, shared_server: PrivateServer
 ) -> None:
     told: list[Phase] = []
+    reported: dict[str, None] = {}
     before = files_below(taken.folder)
     spec = replace(taken.spec(short_tmp / "mysql", start=True), checks=("SELECT COUNT(*) FROM shop.orders",))
     with ended(
@@ -79,7 +80,7 @@ def test_a_restore_with_start_gives_a_checked_server_that_stays_up_deaf_and_mute
             destinations=[taken.destination],
             unsealer=Unsealer(keys.secret_home),
             clock=now,
-            report=silent,
+            report=lambda progress: reported.setdefault(progress.phase),
             on_phase=told.append,
         )
     ) as outcome:
@@ -87,6 +88,7 @@ def test_a_restore_with_start_gives_a_checked_server_that_stays_up_deaf_and_mute
         assert outcome.tables_compared == len(taken.witness.checksums)
         assert [phase.name for phase in outcome.phases] == ["fetched", "prepared", "restored", "started", "verified"]
         assert [phase.name for phase in told] == ["fetched", "prepared", "restored", "started", "verified", "started"]
+        assert list(reported) == ["fetch", "prepare", "place", "start", "verify"], "each is told when it begins"
         assert all(phase.seconds > 0 for phase in outcome.phases)
         assert outcome.started is not None
         # Its accounts count again, and nobody enters without one.

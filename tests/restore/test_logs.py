@@ -10,6 +10,7 @@ from backupd.model.binlog import Ending, ReplayLeg, ReplayMethod, ReplaySpec, Se
 from backupd.model.errors import CancelledError, DamagedError, KeyUnusableError, RefusedError
 from backupd.model.progress import silent
 from backupd.model.server import Position
+from backupd.transfer import segmentseal
 from backupd.transfer.unseal import Unsealer
 from restore.logs import COPIES, fetch_logs, refuse_no_room_for
 from storage import layout
@@ -81,12 +82,37 @@ def test_a_bad_copy_is_passed_over_and_without_a_good_one_both_ends_of_the_hole_
     logs = fetch_logs(SERVER, spec(stored), places, unsealer, tmp_path / "logs", report=silent)
     assert logs.legs[0][1].read_bytes() == content(2, 2500)
     assert any("local" in text for text in logs.warnings)
-    (tmp_path / "away" / layout.segment_key(SERVER, stored[1].key)).unlink()
+    (tmp_path / "away" / layout.segment_folder(SERVER, stored[1].key) / layout.part_name(0)).unlink()
     with pytest.raises(DamagedError) as bad:
         fetch_logs(SERVER, spec(stored), (local, away), unsealer, tmp_path / "fresh", report=silent)
     assert "bytes 0 to 1000 of binary log bin.000002" in bad.value.message
     assert "nothing after bin.000002:0 can be replayed; the archive goes on at bin.000002:1000" in bad.value.damages
     assert {"local", "away"} <= {word for line in bad.value.damages for word in line.replace(":", " ").split()}
+
+
+@pytest.mark.parametrize("sealed_apart", [False, True])
+def test_each_part_is_taken_from_the_first_place_that_has_it(
+        places: tuple[FilesystemDestination, FilesystemDestination], keys: Keys, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch, sealed_apart: bool) -> None:
+    monkeypatch.setattr(segmentseal, "PART_SIZE", 2000)
+    draft = segment(2, 0, SIZE, Ending.ROTATED, (), before="0-1-5", after="0-1-7")
+    for together in ([places[:1], places[1:]] if sealed_apart else [places]):
+        stored = shelve(draft, (), together, keys, tmp_path)
+    folder = layout.segment_folder(SERVER, stored.key)
+    rotten, gone = (tmp_path / name / folder / layout.part_name(index) for index, name in enumerate(("local", "away")))
+    rotten.write_bytes(rotten.read_bytes()[:-1] + b"!")
+    gone.unlink()
+    unsealer = Unsealer(keys.secret_home)
+    logs = fetch_logs(SERVER, spec([stored]), places, unsealer, tmp_path / "logs", report=silent)
+    assert logs.legs[0][0].read_bytes() == content(2, 2500)
+    (warning,) = logs.warnings
+    assert "local" in warning
+    assert rotten.name in warning
+    (tmp_path / "away" / folder / layout.part_name(0)).unlink()
+    with pytest.raises(DamagedError) as bad:
+        fetch_logs(SERVER, spec([stored]), places, unsealer, tmp_path / "fresh", report=silent)
+    assert rotten.name in "".join(bad.value.damages)
+    assert not list((tmp_path / "fresh").rglob("bin.*"))
 
 
 def test_logs_that_do_not_follow_each_other_are_refused_before_anything_is_read(

@@ -58,6 +58,24 @@ def test_what_expired_is_marked_with_its_reasons_and_goes_after_the_grace_period
     assert {record.id for record in one.catalog.backups.list()} == set(ids[:3])
 
 
+def test_what_the_rules_mark_and_what_is_removed_stands_in_the_audit(shelf: Make) -> None:
+    one = shelf("{local: {keep_fulls: 3}}")
+    ids = one.daily(5)
+    apply(one.wiring, SERVER, one.run())
+    one.clock.move(days=2)
+    apply(one.wiring, SERVER, one.run())
+    told = one.catalog.audit.list()
+    assert {(entry.actor, entry.via, entry.server) for entry in told} == {("backupd", "service", SERVER)}
+    assert {(entry.action, entry.subject) for entry in told} == {
+        (action, name) for action in ("backup-expired", "backup-removed") for name in ids[3:]}
+    assert len(told) == 4, "each once"
+    (expired,) = one.catalog.audit.list(action="backup-expired", subject=ids[4])
+    assert expired.detail == (f"marked at local by retention {one.run().job.id}: "
+                              "keep_fulls 3: there are 3 newer full ones")
+    (removed,) = one.catalog.audit.list(action="backup-removed", subject=ids[4])
+    assert removed.detail == "at local"
+
+
 def test_what_expired_can_be_brought_back_within_the_grace_period_and_kept(shelf: Make) -> None:
     one = shelf("{local: {keep_fulls: 3}}")
     ids = one.daily(5)

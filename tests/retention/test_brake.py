@@ -11,11 +11,11 @@ import pytest
 
 from backupd.app.deletion import delete, sweep_destination, undelete
 from backupd.app.retention import apply, make_room, relieve
+from backupd.app.sighted import unconfirmed
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import DestinationFullError, RefusedError
 from backupd.transfer.inventory import backup_ids
 from backupd.transfer.lease import Lease, Owner
-from backupd.transfer.remove import marked
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.retention.shelf import SERVER, Shelf
@@ -40,7 +40,7 @@ def test_what_all_servers_rules_let_go_in_a_day_is_braked_until_somebody_says_re
     assert "19 of 36 backups, where 18 may go" in caught.value.detail
     assert one.events("retention-refused")[0].server == "zoo"
     assert len(apply(one.wiring, "zoo", one.run(), really=True).marked["local"]) == 2
-    assert all(note.confirmed for note in marked(one.at(), "zoo").values()), "those that were marked before, too"
+    assert {owner[0] for owner in unconfirmed(one.wiring, one.at())} == {SERVER, "shut"}, "with those of before"
     one.clock.move(days=1)
     for server in (SERVER, "zoo", "shut"):
         apply(one.wiring, server, one.run(), really=server == "shut")

@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from backupd.app.actions import perform
 from backupd.app.adopt import adopt_unknown
+from backupd.app.asking import Requests
 from backupd.app.deletion import Deleted, delete, keep, sweep_destination, undelete
 from backupd.app.holds import hold, listed, release
 from backupd.app.verification import fsck
 from backupd.catalog.session import Catalog, open_catalog
+from backupd.model.access import Actor, Role, Via
 from backupd.model.backup import BackupState
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.hold import HoldKind
+from backupd.model.job import JobKind, JobState
 from backupd.transfer.intent import Intent
+from backupd.transfer.pin import Pin
 from backupd.transfer.remove import mark
 from storage import layout, objects
 from tests.retention.shelf import SERVER, Shelf
@@ -43,6 +49,52 @@ def test_a_backup_that_others_build_on_is_only_deleted_with_them(shelf: Make) ->
     assert delete(one.wiring, full, now=True, with_increments=True) == Deleted()
     assert one.present() == {other}
     assert [record.id for record in one.catalog.backups.list()] == [other]
+
+
+def test_what_is_to_go_at_once_is_marked_by_who_asks_and_removed_by_a_job(shelf: Make) -> None:
+    one = shelf("", "local", "offsite")
+    full, first, second, other = chain(one)
+    anna = Actor("anna", Role.ADMIN, Via.API)
+    done, job = Requests(one.wiring, anna).remove(full, with_increments=True)
+    assert job is not None
+    assert (job.kind, job.state, job.requested_by) == (JobKind.REMOVAL, JobState.QUEUED, "anna")
+    assert set(done.marked) == one.marked("offsite") == {full, first, second}
+    assert one.present() == {full, first, second, other}, "nothing is removed while somebody waits"
+    (asked,) = one.catalog.audit.list(actor="anna")
+    assert (asked.action, asked.subject, job.id in asked.detail) == ("backup-deleted", full, True)
+    assert perform(one.wiring, replace(one.run(), job=job)).problem is None
+    assert one.present() == one.present("offsite") == {other}
+    assert [record.id for record in one.catalog.backups.list()] == [other]
+    removed = one.catalog.audit.list(action="backup-removed")
+    assert {(entry.subject, entry.detail) for entry in removed} == {
+        (name, f"at {place}, without its grace period") for name in (full, first, second)
+        for place in ("local", "offsite")}
+    assert perform(one.wiring, replace(one.run(), job=job)).problem is None, "it may be done again"
+
+
+def test_what_was_undeleted_before_the_job_came_to_it_is_not_removed(shelf: Make) -> None:
+    one = shelf()
+    full, first, second, other = chain(one)
+    _done, job = Requests(one.wiring, Actor("anna", Role.ADMIN, Via.API)).remove(full, with_increments=True)
+    assert job is not None
+    undelete(one.wiring, first)
+    assert perform(one.wiring, replace(one.run(), job=job)).problem is None
+    assert one.present() == {full, first, other}
+    assert second not in {record.id for record in one.catalog.backups.list()}
+    with pytest.raises(RefusedError, match="needed by"):
+        Requests(one.wiring, Actor("anna", Role.ADMIN, Via.API)).remove(full)
+
+
+def test_what_keeps_something_from_going_at_once_is_told_by_the_job(shelf: Make) -> None:
+    one = shelf()
+    _full, _first, second, _other = chain(one)
+    with Pin(one.at(), "20261121T040000Z-0000000a", [(SERVER, second)], clock=one.clock):
+        _done, job = Requests(one.wiring, Actor("anna", Role.ADMIN, Via.API)).remove(second)
+        assert job is not None
+        problem = perform(one.wiring, replace(one.run(), job=job)).problem
+    assert problem is not None
+    assert second in problem.detail
+    assert second in one.present()
 
 
 def test_an_increment_that_nothing_builds_on_goes_alone(shelf: Make) -> None:

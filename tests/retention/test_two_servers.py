@@ -19,7 +19,7 @@ from backupd.transfer.inventory import read
 from backupd.transfer.remove import mark, sweep
 from storage import layout
 from tests.retention.shelf import SERVER, Shelf
-from tests.transfer.stock import put
+from tests.transfer.stock import believed, put, wanted
 
 Make = Callable[..., Shelf]
 
@@ -98,9 +98,8 @@ def test_a_sweep_leaves_the_last_whole_backup_of_each_uuid_unless_a_person_wants
     ours, theirs = of(one, one.add(1, days=3), "B"), of(one, one.add(2, days=1), "A")
     at = one.clock()
     mark(one.at(), SERVER, ours, at, reason="retention: x")
-    done = sweep(one.at(), clock=one.clock, grace=timedelta(0))
+    done = sweep(one.at(), clock=one.clock, grace=timedelta(0), sightings=believed)
     assert done.backups == []
     assert any("the last whole backup of this server B here" in text for text in done.held)
-    mark(one.at(), SERVER, ours, at, confirmed=True)
-    assert sweep(one.at(), clock=one.clock, grace=timedelta(0)).backups == [ours]
+    assert sweep(one.at(), clock=one.clock, grace=timedelta(0), sightings=wanted).backups == [ours]
     assert one.present() == {theirs}

@@ -47,6 +47,9 @@ def test_leases_and_marks_come_and_go_and_what_is_stored_does_not() -> None:
     assert all(layout.comes_and_goes(key) for key in (
         layout.intent_key(ID), layout.pin_key(ID), layout.tombstone_key(NAME), layout.quarantine_key(NAME),
         layout.mark_key("s", ID), layout.keep_key("s", ID), layout.hold_key("s")))
+    begins, goes_on = (layout.segment_folder("s", SegmentKey(ID, 7, start, 100)) for start in (0, 50))
+    assert all(layout.comes_and_goes(goes_on + name) and not layout.comes_and_goes(begins + name) for name in (
+        layout.SEGMENT, layout.part_name(0, piece=True), layout.index_name(0), layout.SEGMENT + layout.SIGNATURE))
     assert not any(layout.comes_and_goes(key) for key in (
         layout.object_key(NAME), layout.manifest_key("s", ID), layout.branch_key("s", ID), layout.REPOSITORY))
 

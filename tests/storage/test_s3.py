@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from backupd.model.binlog import SegmentKey
 from backupd.model.errors import (
     ArchivedError,
     DestinationError,
@@ -19,14 +22,17 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.manifest import StoredObject
-from storage import layout, objects
+from storage import layout, objects, s3client
 from storage.config import S3Config
 from storage.destination import Capability, ColdState, Destination, Tier, as_archive
 from storage.s3 import S3Destination
 from tests.contract.destination import DestinationContract, get, keys, put
 from tests.storage.buckets import OBJECT, config, opened
 from tests.support.motoserver import MotoServer
-from tests.support.s3server import S3Server
+from tests.support.s3server import ACCESS_KEY, SECRET_KEY, S3Server, write_credentials
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
 
 LEASE = layout.intent_key("20261121T042512Z-7f3a9c01")
 MANIFEST = layout.manifest_key("shop", "20261121T042512Z-7f3a9c01")
@@ -228,6 +234,13 @@ def test_what_is_locked_cannot_be_deleted_until_its_time_and_leases_can(s3_serve
         assert f"{(now + timedelta(days=14)):%Y-%m-%d}" in caught.value.detail
         destination.delete(LEASE)
         assert (keys(destination), keys(destination, layout.INTENTS)) == ([OBJECT], [])
+        begins, goes_on = (layout.segment_key("db1", SegmentKey("20261121T040000Z-0000000a", 7, start, 100))
+                           for start in (0, 50))
+        for key in (begins, goes_on):
+            put(destination, key, b"{}")
+        destination.delete(goes_on)  # a piece, which is replaced soon
+        with pytest.raises(LockedError):
+            destination.delete(begins)
         destination.delete(BODY)  # nothing there: nothing locked
     with opened(where, clock=lambda: now + timedelta(days=15)) as later:
         later.delete(OBJECT)
@@ -290,6 +303,45 @@ def test_credentials_that_are_wrong_are_named_with_their_file(s3_server: S3Serve
         assert "credentials" in caught.value.hint
         assert str(fields["credentials_file"]) in caught.value.hint
         assert "nothing-secret" not in str(caught.value)
+
+
+def test_credentials_that_were_changed_are_read_again_by_who_runs_already(
+        s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rotated"
+    write_credentials(file, ACCESS_KEY, SECRET_KEY)
+    made: list[object] = []
+    make = s3client._client
+
+    def counted(where: S3Config, read_seconds: float) -> S3Client:
+        made.append(where)
+        return make(where, read_seconds)
+
+    monkeypatch.setattr(s3client, "_client", counted)
+
+    def ask(_number: int = 0) -> str:
+        try:
+            return "there" if destination.is_initialised() else "not there"
+        except DestinationError as error:
+            return error.hint
+
+    with opened(config(s3_server, credentials_file=file)) as destination, ThreadPoolExecutor(4) as threads:
+        put(destination, OBJECT, b"x")
+        write_credentials(file, "revoked", "S3-old")
+        assert ask() == "there", "who is let in does not read them again"
+        destination.close()
+        assert str(file) in ask()
+        before = len(made)
+        assert str(file) in ask()
+        assert len(made) == before, "what is refused is not read again each time"
+        monkeypatch.setattr(s3client, "RENEW_SECONDS", 0.0)
+        assert str(file) in ask()
+        assert len(made) == before + 1, "but now and then: not all credentials are in files"
+        write_credentials(file, "", "")
+        monkeypatch.setattr(s3client, "RENEW_SECONDS", 600.0)
+        assert str(file) in ask()
+        write_credentials(file, ACCESS_KEY, SECRET_KEY)
+        assert set(threads.map(ask, range(8))) == {"there"}
+        assert destination.stat(OBJECT).size == 1
 
 
 def test_the_environment_is_used_only_where_no_file_is_named(

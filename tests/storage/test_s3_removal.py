@@ -17,7 +17,7 @@ from storage import layout, objects
 from storage.memory import MemoryDestination
 from tests.storage.buckets import config, opened
 from tests.support.s3server import S3Server
-from tests.transfer.stock import Stock, backup_id, everything, named, put, sealed
+from tests.transfer.stock import Stock, backup_id, believed, everything, named, put, sealed
 
 GRACE = timedelta(days=1)
 _buckets = count(1)
@@ -47,8 +47,8 @@ def test_what_expired_goes_with_its_objects_and_can_be_undeleted_before(s3_serve
         unmark(place, "shop", backup_id(1), now=now(), grace=GRACE)
         assert marks(place) == {}
         mark(place, "shop", backup_id(1), now())
-        assert sweep(place, clock=now, grace=GRACE).backups == []
-        done = sweep(place, clock=later, grace=GRACE)
+        assert sweep(place, clock=now, grace=GRACE, sightings=believed).backups == []
+        done = sweep(place, clock=later, grace=GRACE, sightings=believed)
         assert (done.backups, done.objects, done.held) == ([backup_id(1)], 1, [])
         assert backup_ids(place) == [("shop", backup_id(2))]
         assert is_whole(place, "shop", backup_id(2))
@@ -62,7 +62,7 @@ def test_an_object_lock_is_waited_for(s3_server: S3Server) -> None:
         fill(Stock(place))
         mark(place, "shop", backup_id(1), now())
         before = everything(place)
-        done = sweep(place, clock=later, grace=GRACE)
+        done = sweep(place, clock=later, grace=GRACE, sightings=believed)
         assert (done.backups, done.objects, everything(place)) == ([], 0, before), "no lease stays either"
         assert done.locked == 1
         assert "locked until" in done.lock
@@ -73,13 +73,13 @@ def test_credentials_that_may_not_delete_put_marks_only(s3_server: S3Server) -> 
     with opened(settings.model_copy(update={"delete": False})) as place:
         fill(Stock(place))
         mark(place, "shop", backup_id(1), now())
-        sweep(place, clock=later, grace=GRACE)
+        sweep(place, clock=later, grace=GRACE, sightings=believed)
         before = everything(place)
-        done = sweep(place, clock=later, grace=GRACE)
+        done = sweep(place, clock=later, grace=GRACE, sightings=believed)
         assert (done.skipped, done.locked, everything(place)) == (True, 1, before)
         assert len(backup_ids(place)) == 2
     with opened(settings) as other:  # the second identity
-        assert sweep(other, clock=later, grace=GRACE).backups == [backup_id(1)]
+        assert sweep(other, clock=later, grace=GRACE, sightings=believed).backups == [backup_id(1)]
         assert examine(other, None, clock=now) == []
 
 

@@ -69,7 +69,7 @@ def proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
 @pytest.fixture
 def destination(s3_server: S3Server, proxy: FaultProxy) -> Iterator[S3Destination]:
     proxy.clear()
-    with opened(config(s3_server, endpoint_url=proxy.endpoint), read_seconds=2.0, begin_seconds=2.0) as made:
+    with opened(config(s3_server, endpoint_url=proxy.endpoint), begin_seconds=60.0) as made:
         proxy.clear()
         yield made
         proxy.clear()
@@ -146,14 +146,18 @@ def test_a_part_that_cannot_be_sent_gives_the_upload_up(
 
 
 def test_an_upload_whose_place_vanished_is_a_leftover_only(
-        destination: S3Destination, proxy: FaultProxy, s3_server: S3Server, content: bytes) -> None:
-    proxy.plan(Fault(Kind.HANG, method="PUT", path="partNumber=3"), Fault(Kind.HANG, method="DELETE"))
-    with pytest.raises(DestinationError):
-        destination.put(OBJECT, stream(content))
-    proxy.plan()
-    assert keys(destination) == []
-    assert unfinished(s3_server, destination) == 1
-    assert list(destination.leftovers()) == []
+        s3_server: S3Server, proxy: FaultProxy, content: bytes) -> None:
+    where = config(s3_server, endpoint_url=proxy.endpoint)
+    proxy.clear()
+    with opened(where) as destination, opened(where, initialise=False, read_seconds=2.0,
+                                              begin_seconds=2.0) as impatient:
+        proxy.plan(Fault(Kind.HANG, method="PUT", path="partNumber=3"), Fault(Kind.HANG, method="DELETE"))
+        with pytest.raises(DestinationError):
+            impatient.put(OBJECT, stream(content))
+        proxy.plan()
+        assert keys(destination) == []
+        assert unfinished(s3_server, destination) == 1
+        assert list(destination.leftovers()) == []
 
 
 def test_the_answer_to_the_last_request_may_be_lost(
@@ -206,13 +210,13 @@ def test_an_upload_that_runs_is_no_leftover_of_its_own_process(
         def read(self, size: int = -1, /) -> bytes:
             if self._left < SMALLEST:
                 begun.set()
-                go_on.wait(30)
+                go_on.wait(300)
             return super().read(min(size, MIB))
 
     writer = threading.Thread(target=destination.put, args=(OBJECT, Slow(2 * SMALLEST + 1)))
     writer.start()
     try:
-        assert begun.wait(30)
+        assert begun.wait(300)
         assert unfinished(s3_server, destination) == 1
         destination._clock = lambda: datetime(2100, 1, 1, tzinfo=UTC)
         assert list(destination.leftovers()) == []

@@ -78,8 +78,11 @@ def test_the_request_says_how_fast_and_for_how_long() -> None:
     assert tiering.asked == [{"GlacierJobParameters": {"Tier": "Standard"}}]  # it comes back for good
 
 
-def test_asking_again_for_what_is_under_way_is_harmless() -> None:
-    assert thaw(Answers(THAWING, refusal="RestoreAlreadyInProgress")) is ColdState.THAWING
+def test_asking_again_for_what_is_under_way_is_harmless_and_says_that_it_was_not_taken() -> None:
+    found = s3archive.thaw(Answers(THAWING, refusal="RestoreAlreadyInProgress"), PLACE, Tier.STANDARD, 3, NOW)  # type: ignore[arg-type]  # answers what is asked
+    assert (found.state, found.refused) == (ColdState.THAWING, True)
+    taken = s3archive.thaw(Answers(THAWING), PLACE, Tier.EXPEDITED, 3, NOW)  # type: ignore[arg-type]  # answers what is asked
+    assert (taken.state, taken.refused) == (ColdState.THAWING, False)
 
 
 def test_what_was_made_readable_meanwhile_is_told_so() -> None:

@@ -21,10 +21,22 @@ from backupd.model.manifest import (
     objects_digest,
 )
 from backupd.model.server import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
+from backupd.model.sighting import Sighting
+from backupd.transfer.marking import Mark
 from storage import layout, objects, treenames
 from storage.destination import Destination, as_tree
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
+
+
+def believed(found: Mapping[tuple[str, str], Mark]) -> dict[tuple[str, str], Sighting]:
+    """As if this installation had put all these marks, at the times that they say."""
+    return {owner: Sighting(note.at, ours=True) for owner, note in found.items()}
+
+
+def wanted(found: Mapping[tuple[str, str], Mark]) -> dict[tuple[str, str], Sighting]:
+    """As if a person had asked for it, too."""
+    return {owner: Sighting(note.at, ours=True, confirmed=True) for owner, note in found.items()}
 
 
 class FakeClock:

@@ -35,7 +35,7 @@ from backupd.transfer.remove import mark, sweep_held
 from storage import layout, objects
 from storage.destination import Capability, Destination, ObjectInfo, Space
 from storage.memory import MemoryDestination
-from tests.transfer.stock import START, Stock, backup_id, named, sealed
+from tests.transfer.stock import START, Stock, backup_id, believed, named, sealed
 
 CONTENT = b"the table that did not change"
 IDENTITY = named(CONTENT).name[:64]
@@ -282,8 +282,8 @@ def deletion(collector: type[_Collection] = _Collection, alive: Callable[[Lease,
 def sweeping(place: Stepped) -> str:
     mark(place, "shop", backup_id(1), place.clock())
     # Its lease is between those who remove: of them there is one here.
-    sweep_held(place, clock=place.clock, grace=timedelta(0), at_once=frozenset(), kept=Kept(), alive=always,
-               brake=BRAKE, fence=lambda: None)
+    sweep_held(place, clock=place.clock, grace=timedelta(0), sightings=believed, at_once=frozenset(),
+               kept=Kept(), alive=always, brake=BRAKE, fence=lambda: None)
     return "swept"
 
 

@@ -29,7 +29,7 @@ from backupd.transfer.lease import Lease, Owner
 from backupd.transfer.remove import mark, marks, sweep_held
 from storage.destination import Destination
 from storage.memory import MemoryDestination
-from tests.transfer.stock import Stock, backup_id
+from tests.transfer.stock import Stock, backup_id, believed
 from tests.transfer.test_interleaving import (
     INTENT,
     MANIFEST,
@@ -119,8 +119,8 @@ def real(destination: Destination, place: Stepped, alive: Callable[[Lease, datet
 
 
 def _sweep(destination: Destination, clock: Clock, alive: Callable[[Lease, datetime], bool]) -> Collected:
-    return sweep_held(destination, clock=clock, grace=timedelta(0), at_once=frozenset(), kept=Kept(), alive=alive,
-                      brake=BRAKE, fence=lambda: None)
+    return sweep_held(destination, clock=clock, grace=timedelta(0), sightings=believed, at_once=frozenset(),
+                      kept=Kept(), alive=alive, brake=BRAKE, fence=lambda: None)
 
 
 def world_with_two_full_backups() -> World:

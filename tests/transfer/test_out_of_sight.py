@@ -17,7 +17,7 @@ from backupd.transfer.sweeping import await_sweeps, sweeping
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.support.strictplaces import UndeletableDestination
-from tests.transfer.stock import FakeClock, Stock, backup_id, pool, put
+from tests.transfer.stock import FakeClock, Stock, backup_id, believed, pool, put
 
 FIRST, SECOND = ("shop", backup_id(1)), ("shop", backup_id(2))
 
@@ -67,9 +67,11 @@ def test_what_a_missing_backup_may_build_on_is_not_removed(place: MemoryDestinat
     hide(place, layout.backup_folder("shop", backup_id(3)))
     mark(place, *FIRST, clock())
     clock.move(days=2)
-    done = sweep(place, clock=clock, grace=timedelta(days=1), expected=[SECOND, ("shop", backup_id(3))])
+    done = sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed,
+                 expected=[SECOND, ("shop", backup_id(3))])
     assert (done.backups, done.missing) == ([], [("shop", backup_id(3))])
-    assert sweep(place, clock=clock, grace=timedelta(days=1), expected=[SECOND]).backups == [FIRST[1]]
+    done = sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed, expected=[SECOND])
+    assert done.backups == [FIRST[1]]
 
 
 @pytest.mark.parametrize("trace", [layout.branch_key("shop", backup_id(1)), layout.runbook_key(*FIRST)])

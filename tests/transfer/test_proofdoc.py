@@ -24,12 +24,13 @@ def test_proofs_and_witnesses_come_back_exactly_and_nobody_without_the_key_reads
     there = MemoryDestination("offsite")
     sealer = Sealer([homes.one], homes.both)
     loose = replace(WITNESS, id="20261121T120000Z-0000000d", backup_id=None)
+    digests: dict[str, str] = {}
     for kept in (PROOF, WITNESS, loose):
-        proofdoc.put(there, kept, sealer)
+        digests[kept.id] = proofdoc.put(there, kept, sealer)
     assert list(proofdoc.listed(there, SERVER)) == [(SERVER, one.id) for one in (WITNESS, loose, PROOF)]
     opener = Unsealer(homes.both)
     for kept in (PROOF, WITNESS, loose):
-        assert proofdoc.load(there, SERVER, kept.id, opener) == kept
+        assert proofdoc.load(there, SERVER, kept.id, opener) == (kept, digests[kept.id])
     for info in there.list(""):
         with there.get(info.key) as stream:
             assert "rders" not in stream.read().decode("latin-1")

@@ -15,12 +15,12 @@ from backupd.transfer.intent import Intent
 from backupd.transfer.inventory import backup_ids
 from backupd.transfer.keeping import Kept, kept_at, put_hold, put_keep, remove_hold
 from backupd.transfer.pin import Pin
-from backupd.transfer.remove import Mark, mark, marked, marks, restorable_at, sweep, unmark
+from backupd.transfer.remove import mark, marked, marks, restorable_at, sweep, unmark
 from storage import layout, objects
 from storage.destination import Destination
 from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
-from tests.transfer.stock import START, FakeClock, Stock, backup_id, everything, named, pool, put, sealed
+from tests.transfer.stock import START, FakeClock, Stock, backup_id, believed, everything, named, pool, put, sealed
 
 GRACE = timedelta(hours=24)
 
@@ -46,7 +46,7 @@ def test_a_mark_is_kept_and_taken_back(place: MemoryDestination, clock: FakeCloc
     unmark(place, "shop", backup_id(1), now=START + GRACE / 2, grace=GRACE)
     assert marks(place) == {}
     clock.move(days=9)
-    assert sweep(place, clock=clock, grace=GRACE).backups == []
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == []
 
 
 def test_what_is_not_there_cannot_be_marked_or_undeleted(place: MemoryDestination) -> None:
@@ -73,10 +73,10 @@ def test_a_marked_backup_goes_after_its_grace_with_all_that_was_its_own(place: M
     stock.add(2, {"t": b"new", "same": b"same"})
     mark(place, "shop", backup_id(1), clock())
     clock.move(hours=23)
-    early = sweep(place, clock=clock, grace=GRACE)
+    early = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert (early.backups, early.objects) == ([], 0)
     clock.move(hours=1)
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert done.backups == [backup_id(1)]
     assert (done.objects, done.bytes_freed, done.held) == (1, len(sealed(b"old")), [])
     assert backup_ids(place) == [("shop", backup_id(2))]
@@ -90,9 +90,9 @@ def test_sweeping_twice_changes_nothing_more(place: MemoryDestination, clock: Fa
     Stock(place).add(1, {"t": b"1"})
     mark(place, "shop", backup_id(1), clock())
     clock.move(days=2)
-    sweep(place, clock=clock, grace=GRACE)
+    sweep(place, clock=clock, grace=GRACE, sightings=believed)
     before = everything(place)
-    again = sweep(place, clock=clock, grace=GRACE)
+    again = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert (again.backups, again.objects, everything(place)) == ([], 0, before)
 
 
@@ -102,11 +102,11 @@ def test_a_pinned_backup_stays_until_its_restore_ends(place: MemoryDestination, 
     with Pin(place, backup_id(9), [("shop", backup_id(1))], clock=clock):
         mark(place, "shop", backup_id(1), clock())
         clock.move(days=2)
-        done = sweep(place, clock=clock, grace=GRACE)
+        done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
         assert done.backups == []
         assert "a restore is reading it" in done.held[0]
         assert pool(place) == {named(b"1").name, named(b"20").name}
-    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(1)]
     assert pool(place) == {named(b"20").name}
 
 
@@ -119,12 +119,12 @@ def test_a_full_stays_while_a_backup_that_stays_builds_on_it(place: MemoryDestin
     mark(place, "shop", backup_id(1), clock())
     mark(place, "shop", backup_id(2), clock())
     clock.move(days=2)
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert done.backups == []
     assert len(done.held) == 2
     mark(place, "shop", backup_id(3), clock())
     clock.move(days=2)
-    removed = sweep(place, clock=clock, grace=GRACE).backups
+    removed = sweep(place, clock=clock, grace=GRACE, sightings=believed).backups
     assert removed == [backup_id(number) for number in (3, 2, 1)], "what builds on others goes first"
     assert pool(place) == {named(b"20").name}
 
@@ -138,11 +138,11 @@ def test_the_last_whole_backup_of_a_server_stays_whatever_its_mark_says(
     for number in (1, 2):
         mark(place, "shop", backup_id(number), clock())
     clock.move(days=2)
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert done.backups == [backup_id(1)]
     assert any("last whole backup" in reason for reason in done.held)
     stock.add(4, {"t": b"4"})
-    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(2)]
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(2)]
 
 
 def test_no_dump_stands_in_for_the_last_physical_backup_and_a_physical_one_does_for_a_dump(
@@ -154,12 +154,12 @@ def test_no_dump_stands_in_for_the_last_physical_backup_and_a_physical_one_does_
     for number in (1, 2):
         mark(place, "shop", backup_id(number), clock())
     clock.move(days=2)
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert done.backups == [backup_id(2)]
     assert any("last whole backup" in reason for reason in done.held)
     mark(place, "shop", backup_id(3), clock())
     clock.move(days=2)
-    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(3)]
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(3)]
     assert restorable_at(place, "shop", backup_id(1)) is False  # marked, and there all the same
     assert ("shop", backup_id(1)) in backup_ids(place)
 
@@ -170,11 +170,11 @@ def test_a_backup_kept_on_purpose_stays_whatever_its_mark_says(place: MemoryDest
     mark(place, "shop", backup_id(1), clock())
     clock.move(days=2)
     kept = Kept(backups=frozenset({("shop", backup_id(1))}))
-    assert sweep(place, clock=clock, grace=GRACE, kept=kept).backups == []
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed, kept=kept).backups == []
     hold = Kept({"shop": Hold("shop", HoldKind.HOLD, "audit", "anna", START)})
-    held = sweep(place, clock=clock, grace=GRACE, kept=hold)
+    held = sweep(place, clock=clock, grace=GRACE, sightings=believed, kept=hold)
     assert (held.backups, "audit" in held.held[0]) == ([], True)
-    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(1)]
 
 
 @pytest.mark.parametrize("server", ["shop", "*"])
@@ -187,14 +187,15 @@ def test_a_hold_that_is_written_at_the_destination_binds_every_sweep_there(
     hold = Hold(server, HoldKind.HOLD, "audit", "anna", START)
     put_hold(place, hold)
     assert kept_at(place) == Kept({server: hold})
-    held = sweep(place, clock=clock, grace=GRACE)
+    held = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert (held.backups, "audit" in held.held[0]) == ([], True)
     put(place, layout.hold_key(server), b"?")
-    assert sweep(place, clock=clock, grace=GRACE).backups == [], "what it says does not matter, that it is there does"
+    held = sweep(place, clock=clock, grace=GRACE, sightings=believed)
+    assert held.backups == [], "what it says does not matter, that it is there does"
     assert examine(place, None, clock=clock) == []
     assert remove_hold(place, server)
     assert not remove_hold(place, server)
-    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(1)]
 
 
 def test_a_backup_that_is_kept_at_the_destination_stays_and_its_note_goes_with_it(
@@ -205,10 +206,10 @@ def test_a_backup_that_is_kept_at_the_destination_stays_and_its_note_goes_with_i
     for number in (1, 2):
         mark(place, "shop", backup_id(number), clock())
     clock.move(days=2)
-    assert sweep(place, clock=clock, grace=GRACE).backups == [], "nor what it builds on"
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [], "nor what it builds on"
     place.delete(layout.manifest_key("shop", backup_id(2)))
     assert backup_id(2) in {item.subject for item in examine(place, None, clock=clock)}
-    sweep(place, clock=clock, grace=GRACE)
+    sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert kept_at(place) == Kept()
     assert examine(place, None, clock=clock) == []
 
@@ -226,7 +227,7 @@ def test_what_is_known_to_be_damaged_does_not_count_as_the_backup_that_is_left(
     else:
         put(place, layout.body_key("shop", backup_id(2)), b"bodY")
     clock.move(days=2)
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert done.backups == []
     assert "last whole backup" in done.held[0]
     assert not restorable_at(place, "shop", backup_id(3)), "what it builds on is not whole"
@@ -242,7 +243,7 @@ def test_the_last_restorable_chain_stays_whole_though_all_of_it_is_marked(place:
     for number in (1, 2, 3):
         mark(place, "shop", backup_id(number), clock())
     clock.move(days=2)
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert done.backups == [backup_id(3)], "it is not whole, so the one before is the last that restores"
     assert backup_ids(place) == [("shop", backup_id(1)), ("shop", backup_id(2))]
     assert any("last whole backup" in sentence for sentence in done.held)
@@ -255,7 +256,7 @@ def test_an_unmarked_increment_keeps_its_parents_whatever_the_catalog_says(place
         stock.add(number, {"t": b"%d" % number}, parent=parent)
     for number in (1, 2):
         mark(place, "shop", backup_id(number), clock())
-    done = sweep(place, clock=clock, grace=GRACE,
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed,
                  at_once=frozenset({("shop", backup_id(1)), ("shop", backup_id(2))}))
     assert done.backups == []
     assert restorable_at(place, "shop", backup_id(9))
@@ -268,7 +269,7 @@ def test_nothing_goes_while_an_intent_cannot_be_read(place: MemoryDestination, c
     mark(place, "shop", backup_id(1), clock())
     clock.move(days=2)
     put(place, layout.intent_key(backup_id(7)), b"?")
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert done.backups == []
     assert "cannot be read" in done.held[0]
 
@@ -277,7 +278,7 @@ def test_a_mark_says_why_and_the_first_reason_stays(place: MemoryDestination, cl
     Stock(place).add(1, {})
     mark(place, "shop", backup_id(1), clock(), reason="retention")
     mark(place, "shop", backup_id(1), clock(), reason="again")
-    assert marked(place) == {("shop", backup_id(1)): Mark(clock(), "retention")}
+    assert [(one.at, one.reason) for one in marked(place).values()] == [(clock(), "retention")]
     assert marked(place, "zoo") == {}
 
 
@@ -289,10 +290,10 @@ def test_no_backup_of_a_server_goes_while_one_is_being_written(place: MemoryDest
         mark(place, server, backup_id(1), clock())
     clock.move(days=2)
     with Intent([place], "shop", backup_id(2), clock=clock):
-        done = sweep(place, clock=clock, grace=GRACE)
+        done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
         assert backup_ids(place) == [("shop", backup_id(1)), ("shop", backup_id(20)), ("zoo", backup_id(20))]
         assert "is being written" in done.held[0]
-    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(1)]
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(1)]
 
 
 def test_while_a_manifest_cannot_be_read_no_object_is_collected(place: MemoryDestination, clock: FakeClock) -> None:
@@ -303,14 +304,14 @@ def test_while_a_manifest_cannot_be_read_no_object_is_collected(place: MemoryDes
     with place.get(key) as stream:
         good = stream.read()
     put(place, key, good.replace(b"physical", b"phySical"))
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert "cannot be read" in done.held[0]
     assert len(pool(place)) == 2
     mark(place, "shop", backup_id(2), clock())
     clock.move(days=2)
-    assert sweep(place, clock=clock, grace=GRACE).backups == [], "the damaged one may build on it"
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [], "the damaged one may build on it"
     put(place, key, good)
-    assert sweep(place, clock=clock, grace=GRACE).backups == [backup_id(2)]
+    assert sweep(place, clock=clock, grace=GRACE, sightings=believed).backups == [backup_id(2)]
     assert pool(place) == {named(b"1").name}
 
 
@@ -319,7 +320,7 @@ def test_a_damaged_backup_itself_can_be_deleted(place: MemoryDestination, clock:
     put(place, layout.manifest_key("shop", backup_id(1)), b"?")
     mark(place, "shop", backup_id(1), clock())
     clock.move(days=2)
-    sweep(place, clock=clock, grace=GRACE)
+    sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert everything(place) == set()
 
 
@@ -435,14 +436,14 @@ def test_any_prefix_of_a_sweep_leaves_whole_backups_and_garbage_that_the_next_on
         return place, clock
 
     place, clock = prepared()
-    sweep(place, clock=clock, grace=GRACE)
+    sweep(place, clock=clock, grace=GRACE, sightings=believed)
     clean = everything(place)
     steps = 0
     while True:
         place, clock = prepared()
         place.writes_left = steps
         try:
-            sweep(place, clock=clock, grace=GRACE)
+            sweep(place, clock=clock, grace=GRACE, sightings=believed)
         except PowerCutError:
             pass
         else:
@@ -451,7 +452,7 @@ def test_any_prefix_of_a_sweep_leaves_whole_backups_and_garbage_that_the_next_on
         broken = [item for item in examine(place, None, clock=clock) if not item.repairable]
         assert broken == [], f"after {steps} steps"
         clock.move(minutes=1)
-        sweep(place, clock=clock, grace=GRACE)
+        sweep(place, clock=clock, grace=GRACE, sightings=believed)
         assert everything(place) == clean, f"after {steps} steps"
         assert examine(place, None, clock=clock) == []
         steps += 1
@@ -503,7 +504,7 @@ def test_unchanged_tables_share_inodes_and_deleting_the_older_backup_leaves_the_
 
     mark(place, "shop", backup_id(1), clock())
     clock.move(days=2)
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert (done.backups, done.objects) == ([backup_id(1)], 3)
     assert restored(place, 2) == {path: sealed(content) for path, content in second.items()}
     assert shared.stat().st_nlink == 2
@@ -515,7 +516,7 @@ def test_unchanged_tables_share_inodes_and_deleting_the_older_backup_leaves_the_
     stock.add(3, {"t": b"3"})
     mark(place, "shop", backup_id(2), clock())
     clock.move(days=2)
-    sweep(place, clock=clock, grace=GRACE)
+    sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert pool(place) == {named(b"3").name}
 
 
@@ -549,7 +550,7 @@ def test_a_file_of_strangers_among_the_objects_stops_no_deletion(tmp_path: Path)
     stray.touch()
     mark(place, "shop", backup_id(1), START)
     clock.move(days=2)
-    done = sweep(place, clock=clock, grace=GRACE)
+    done = sweep(place, clock=clock, grace=GRACE, sightings=believed)
     assert (done.backups, done.objects, done.held) == ([backup_id(1)], 1, [])
     assert collect(place, clock=clock).objects == 0
     assert stray.exists()

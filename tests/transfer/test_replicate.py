@@ -22,7 +22,7 @@ from storage import layout
 from storage.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
 from tests.support.dice import rounds, thrown
-from tests.transfer.stock import FakeClock, Stock, backup_id, named
+from tests.transfer.stock import FakeClock, Stock, backup_id, believed, named
 
 RUN = "20261121T060000Z-00000009"
 
@@ -239,7 +239,7 @@ def test_two_installations_copy_remove_and_collect_at_one_place_and_nothing_is_e
                     elif kind == "remove":
                         for owner in backup_ids(target):
                             mark(target, *owner, clock())
-                        sweep(target, clock=clock, grace=timedelta(0))
+                        sweep(target, clock=clock, grace=timedelta(0), sightings=believed)
                     else:
                         collect(target, clock=clock)
                 except BackupdError:

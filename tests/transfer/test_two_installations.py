@@ -36,7 +36,7 @@ from storage.destination import Destination, ObjectInfo
 from storage.forwarding import ForwardingDestination
 from storage.memory import MemoryDestination
 from tests.support.dice import SOAK, rounds, thrown
-from tests.transfer.stock import START, Stock, backup_id, named, put, sealed
+from tests.transfer.stock import START, Stock, backup_id, named, put, sealed, wanted
 
 GRACE = timedelta(hours=24)
 SHARED = {"a": b"never changes", "b": b"hardly ever", "c": b"neither"}
@@ -77,7 +77,7 @@ class Turns:
             self._turn = self._dice.choice(self._players)
         started.wait()
         for thread in threads:
-            thread.join(60)
+            thread.join(300)
         assert not any(thread.is_alive() for thread in threads), "nobody moves any more"
         if self.errors:
             raise self.errors[0]
@@ -188,12 +188,12 @@ class Story:
         def run() -> None:
             for number in numbers:
                 try:
-                    mark(self.place, "shop", backup_id(number), self.clock.now - 2 * GRACE, confirmed=True)
+                    mark(self.place, "shop", backup_id(number), self.clock.now - 2 * GRACE)
                     self.promised.discard(backup_id(number))
                 except NotFoundError:
                     continue
             for _time in range(2):
-                done = sweep(self.place, clock=self.clock, grace=GRACE)
+                done = sweep(self.place, clock=self.clock, grace=GRACE, sightings=wanted)
                 self._say(f"sweep: {done.backups} {done.held}")
 
         return run
@@ -283,7 +283,7 @@ def told(seed: int) -> list[str]:
             Stock(place).add(number, files)
         story.promised.add(backup_id(number))
     for number in range(1, dice.randint(2, 4)):
-        mark(story.bare, "shop", backup_id(number), story.clock() - 2 * GRACE, confirmed=True)
+        mark(story.bare, "shop", backup_id(number), story.clock() - 2 * GRACE)
         story.promised.discard(backup_id(number))
     back = dice.randint(1, 3)
     # A removal that died half way: what the manifest named is still there.

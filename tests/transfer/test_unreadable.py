@@ -20,7 +20,7 @@ from storage import layout
 from storage.memory import MemoryDestination
 from tests.app.logstore import BRANCH
 from tests.support.coldplace import Cooled
-from tests.transfer.stock import START, FakeClock, Stock, backup_id, named, pool, put
+from tests.transfer.stock import START, FakeClock, Stock, backup_id, believed, named, pool, put
 
 SERVER = "shop"
 DEEP = b"[" * 200_000
@@ -51,7 +51,7 @@ def test_a_note_that_cannot_be_parsed_counts_as_unreadable_and_stops_nobody(key:
     clock.move(days=3)
     examine(place, None, clock=clock)
     collect(place, clock=clock)
-    sweep(place, clock=clock, grace=timedelta(days=30))
+    sweep(place, clock=clock, grace=timedelta(days=30), sightings=believed)
     assert is_whole(place, SERVER, backup_id(1))
     assert is_whole(place, SERVER, backup_id(2))
 
@@ -77,7 +77,7 @@ def test_a_manifest_in_an_archive_class_is_one_that_cannot_be_read_and_no_object
     assert "change the rule" in said.message
     for _turn in range(2):
         collect(place, clock=clock)
-        sweep(place, clock=clock, grace=timedelta(days=1))
+        sweep(place, clock=clock, grace=timedelta(days=1), sightings=believed)
         clock.move(days=3)
     assert pool(place) == before
     found = read(place, SERVER, backup_id(2))

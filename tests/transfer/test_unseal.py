@@ -9,7 +9,8 @@ import pytest
 import zstandard
 
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
-from backupd.transfer.gpg import short_home, stop_agent
+from backupd.transfer.gpg import stop_agent
+from backupd.transfer.keyhome import usable_home
 from backupd.transfer.openpgp import outline
 from backupd.transfer.seal import Sealer
 from backupd.transfer.unseal import Unsealer
@@ -34,6 +35,8 @@ def refused(homes: Homes, stored: bytes, *, limit: int = 10_000_000) -> BackupdE
 
 _RSA, _RSA_ENCRYPT_ONLY = 1, 2
 """Two numbers of one algorithm (RFC 4880, 9.1): the one instead of the other changes nothing."""
+_OLD_HEAD, _NEW_HEAD = 0x84, 0xC1
+"""Of a session key packet whose length is one byte, in the old format and the new one: the same is said."""
 
 
 @pytest.mark.parametrize("which", ["one", "two"])
@@ -47,7 +50,7 @@ def test_every_flipped_byte_is_refused(homes: Homes, which: str) -> None:
     for offset in offsets:
         damaged = bytearray(sealed)
         damaged[offset] ^= chance.randrange(1, 256)
-        if (sealed[offset], damaged[offset], offset) == (_RSA, _RSA_ENCRYPT_ONLY, 12):
+        if (sealed[offset], damaged[offset], offset) in ((_RSA, _RSA_ENCRYPT_ONLY, 12), (_OLD_HEAD, _NEW_HEAD, 0)):
             continue
         refused(homes, bytes(damaged))
 
@@ -58,6 +61,16 @@ def test_another_algorithm_of_the_session_key_is_damage(homes: Homes) -> None:
         damaged = bytearray(sealed)
         damaged[11] = algorithm
         assert isinstance(refused(homes, bytes(damaged)), DamagedError), algorithm
+
+
+def test_another_kind_of_data_packet_is_damage(homes: Homes) -> None:
+    sealed = Sealer([homes.one], homes.both).seal(os.urandom(1000))
+    damaged = bytearray(sealed)
+    data = 2 + sealed[1]  # behind the session key packet
+    assert sealed[data] == 0xC0 | 18
+    for tag in (9, 20):  # without protection; with another kind of it, whose head is nonsense then
+        damaged[data] = 0xC0 | tag
+        assert isinstance(refused(homes, bytes(damaged)), DamagedError), tag
 
 
 def test_every_flipped_bit_of_the_session_key_packet_is_refused_or_harmless_before_gpg_sees_it(homes: Homes) -> None:
@@ -165,7 +178,7 @@ def test_passphrases_come_from_a_file_and_wrong_or_missing_ones_are_named(short_
 def test_a_home_with_a_long_path_works(homes: Homes, tmp_path: Path) -> None:
     long_home = tmp_path / ("long" * 30) / "home"
     shutil.copytree(homes.both, long_home, ignore=shutil.ignore_patterns("S.*", "*.lock"))
-    assert len(str(short_home(long_home))) < 80
+    assert len(str(usable_home(long_home))) < 80
     sealed = Sealer([homes.one], long_home).seal(b"content")
     assert Unsealer(long_home).unseal(sealed, limit=100) == b"content"
     stop_agent(long_home)

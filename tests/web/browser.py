@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Response, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Response, expect, sync_playwright
 
 CHROMIUM = os.environ.get("BACKUPD_CHROMIUM", "/usr/bin/chromium")
-_SECONDS = 30
+_SECONDS = 240
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
+    expect.set_options(timeout=_SECONDS * 1000)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"],
+                                            timeout=_SECONDS * 1000)
         try:
             yield browser
         finally:

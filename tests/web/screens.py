@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import Browser, Page
 
+from backupd.app.service import Service
 from backupd.model.access import Role
 from tests.api.rig import rig
 from tests.web.browser import chromium, visiting
@@ -30,7 +32,7 @@ _TALLEST = 1200
 
 
 def addresses(ids: Mapping[str, str]) -> Mapping[str, str]:
-    """Every page by the name of its picture. ``ids``: of the stage."""
+    """Every page by the name of its picture. ``ids``: of the stage. The last is for who is not logged in."""
     return {
         "servers": "/", "server": f"/servers/{SHOP}", "server-in-trouble": f"/servers/{LEGACY}",
         "backup": f"/backups/{ids['shop']}", "jobs": "/jobs", "job-running": f"/jobs/{ids['running']}",
@@ -39,7 +41,12 @@ def addresses(ids: Mapping[str, str]) -> Mapping[str, str]:
         "restore-tables": f"/restore?server={SHOP}&what=tables&tables=shop.orders&when=time",
         "restore-search": f"/restore/search?server={SHOP}", "retention": f"/servers/{CRM}/retention",
         "policies": "/policies", "policy": "/policies/gold", "policy-broken": "/policies/silver",
-        "audit": "/audit?verify=1", "tokens": "/tokens",
+        "policy-new": "/policies/new", "policy-check": "/policies/gold/check", "audit": "/audit?verify=1",
+        "tokens": "/tokens", "docs": "/docs", "error": "/servers/nobody",
+        "restore-plan-archived": f"/restore/plans/{ids['archived']}",
+        "restore-found": f"/restore/search?server={SHOP}&table=shop.orders&kind=delete&look=1",
+        "server-moment": f"/servers/{SHOP}?to=backup:{ids['shop']}",
+        "login": "/login",
     }
 
 
@@ -61,25 +68,25 @@ def plan(page: Page, folder: str) -> None:
 def take(browser: Browser, url: str, secret: str, ids: Mapping[str, str], base: Path, folder: Path) -> None:
     for name, window in WINDOWS.items():
         with visiting(browser, url, secret, **window) as page:
+            if name == "light":
+                plan(page, f"{base}/restores")
+                photograph(page, folder / f"restore-plan-{name}.png")
             for title, address in addresses(ids).items():
                 if name == "light" or title in IN_EVERY_WINDOW:
+                    if title == "login":
+                        page.context.clear_cookies()
                     page.goto(address)
                     photograph(page, folder / f"{title}-{name}.png")
-            if name != "light":
-                continue
-            plan(page, f"{base}/restores")
-            photograph(page, folder / f"restore-plan-{name}.png")
-            page.context.clear_cookies()
-            page.goto("/login")
-            photograph(page, folder / f"login-{name}.png")
 
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     stages: list[Stage] = []
-    with tempfile.TemporaryDirectory(prefix="backupd-") as name, chromium() as browser:
+    with (tempfile.TemporaryDirectory(prefix="backupd-") as name, chromium() as browser,
+          pytest.MonkeyPatch.context() as patched):
         base = Path(name)
         with rig(settings_of(base), prepared=lambda wiring: stages.append(Stage(wiring).mount().set())) as running:
+            patched.setattr(Service, "search_binlogs", lambda *_asked, **_more: iter(stages[0].found()))
             take(browser, running.url, running.secret(Role.ADMIN), stages[0].ids, base, folder)
 
 

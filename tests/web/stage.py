@@ -7,11 +7,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.app.logs import log_path
+from backupd.app.restorerequest import RestoreRequest
+from backupd.app.search import Found
 from backupd.app.settings import Settings, load_settings
 from backupd.app.wiring import Wiring, owner
+from backupd.catalog.plans import StoredPlan
 from backupd.model.access import Actor, AuditEntry, Role, Via
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.binlog import Branch, BranchReason, Ending, Gap, Segment
+from backupd.model.binlog import Branch, BranchReason, Change, ChangeKind, Ending, Gap, Segment, Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import ToolError
 from backupd.model.event import Event, Severity
@@ -22,6 +25,9 @@ from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.manifest import Stats
 from backupd.model.proof import Check, Phase, Proof
 from backupd.model.server import Position
+from backupd.model.thaw import ColdObject, ThawPlan
+from restore.plan import Plan, Step
+from restore.steps import thaw_step
 
 SHOP, CRM, LEGACY = "shop-db1", "crm-db2", "legacy-db3"
 EVIL = """<img src=x onerror="alert('evil')"><script>alert("evil")</script>"""
@@ -89,7 +95,18 @@ class Stage:
         self._jobs()
         self._troubles()
         self._people()
+        self._plans()
         return self
+
+    def found(self) -> tuple[Found, ...]:
+        """What a search of the binary logs would find, if they lay anywhere."""
+        (branch,) = self._catalog.binlogs.branches(SHOP)
+        last = self._catalog.binlogs.segments(SHOP, branch.id)[-1].segment
+        rows = (("0-1-399981", 41, Change("shop", "orders", ChangeKind.DELETE, 184_213), "DELETE FROM shop.orders"),
+                ("0-1-399997", 2, Change("shop", "orders", ChangeKind.DELETE, 3), ""))
+        return tuple(Found(
+            Transaction(gtid, 812_331_007, 840_114_522, self._ago(minutes=minutes), True, 1, (change,), text),
+            last.file, last.branch, last, (change,), f"before-gtid:{gtid}") for gtid, minutes, change, text in rows)
 
     def mount(self) -> Stage:
         """Let the destinations look as if they held something."""
@@ -254,3 +271,25 @@ class Stage:
             self._catalog.audit.add(AuditEntry(
                 self.now, anna.name, str(anna.role), str(anna.via), action, server=SHOP, subject=self._text(subject),
                 outcome=outcome, detail=self._text("asked for by telephone"), address=anna.address))
+
+    # -- plans
+
+    def _plans(self) -> None:
+        """Of a restore out of an archive."""
+        backup = self._catalog.backups.get(self.ids["shop"])
+        cold = tuple(ColdObject("vault", f"objects/{number:02x}/{number:064x}", 24 * _GIB, "DEEP_ARCHIVE", backup.id,
+                                thawing=number == 2) for number in range(3))
+        thaw = ThawPlan(cold, 7, "standard", self._wiring.settings.configuration.archive.prices.as_prices())
+        found = Plan(SHOP, "latest", (backup.id,), ("vault",), Position("mysql-bin.000400", 4, "0-1-400000"),
+                     "the newest backup", 72 * _GIB, 212 * _GIB,
+                     (thaw_step(thaw), Step("fetched", "fetch 72.0 GiB from vault", 72 * _GIB, 900.0, "a guess")),
+                     warnings=(self._text("the copy at local is damaged"),), thaw=thaw, rto=7200.0)
+        request = RestoreRequest(SHOP, "latest", datadir=f"/srv/restored/{SHOP}")
+        self.ids["archived"] = self._plan(request, found)
+        self.ids["nowhere"] = self._plan(replace(request, datadir=""), replace(found, thaw=None, warnings=()))
+
+    def _plan(self, request: RestoreRequest, found: Plan) -> str:
+        stored = StoredPlan(new_id(self.now), SHOP, self.now, "anna", self.now + timedelta(hours=1), request.as_json(),
+                            found.as_json())
+        self._catalog.plans.add(stored, self.now)
+        return stored.id

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi.routing import APIRoute
 
+from api import docs
 from api.auth import stated_role
 from api.web import doing, view
 from backupd.model.access import Role
 from tests.api.rig import Rig, rig
+from tests.web import screens
 from tests.web.stage import CRM, EVIL, LEGACY, SHOP, Stage, settings_of
 from tests.web.visitor import Visitor, stranger, visitor
 
@@ -97,6 +100,14 @@ def test_a_policy_and_a_form_that_hold_html_come_back_as_text(people: Mapping[Ro
     assert ESCAPED in made.text
     for answer in (checked, asked, made):
         assert not [one for one in NOT_HTML if one in answer.text]
+
+
+def test_every_page_has_its_picture_and_every_picture_a_page(scene: tuple[Rig, Stage]) -> None:
+    pages = {route.path: route.path_regex for route in (*routes("GET"), *docs.router.routes)
+             if isinstance(route, APIRoute) and route.path != "/openapi.json"}
+    shown = [urlsplit(one).path for one in screens.addresses(scene[1].ids).values()]
+    assert sorted(path for path, pattern in pages.items() if not any(map(pattern.match, shown))) == []
+    assert [path for path in shown if not any(pattern.match(path) for pattern in pages.values())] == []
 
 
 def test_no_form_works_for_a_stranger_for_a_lower_role_or_for_another_site(

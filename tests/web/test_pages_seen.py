@@ -299,6 +299,41 @@ def test_a_restore_shows_each_of_its_phases_with_how_it_stands(viewer: httpx.Cli
     assert "<script>alert" not in done
 
 
+def test_a_restore_leads_to_its_runbook_which_is_read_when_asked_for(viewer: httpx.Client, fleet: Rig) -> None:
+    at = NOW - timedelta(minutes=9)
+    job_id, restore_id = "20261121T025100Z-000000ca", "20261121T025100Z-000000cb"
+    fleet.catalog.jobs.add(JobRecord(job_id, JobKind.RESTORE, SHOP, JobState.RUNNING, at, at, owner="elsewhere",
+                                     token=1, arguments={"restore": restore_id}))
+    fleet.catalog.restores.start(RestoreRecord(
+        restore_id, SHOP, "20261121T000000Z-00000001", "latest", f"/srv/{EVIL}", JobState.RUNNING, at, job_id=job_id))
+    text = page(viewer, f"/jobs/{job_id}")
+    (address,) = re.findall(r'href="([^"]+)#runbook">Read the runbook of this restore<', text)
+    book = page(viewer, address)
+    assert not Document(book).troubles
+    assert f"# Restore {restore_id} of {SHOP}" in book
+    assert f"backupd restore {SHOP} --to latest" in book
+    assert "could not be read" in book, "that of its backup, which nobody has"
+    assert "<script>alert" not in book
+
+
+def test_a_plan_out_of_an_archive_tells_hours_and_cost_of_each_tier_and_lists_no_objects(
+        viewer: httpx.Client, ids: dict[str, str]) -> None:
+    text = page(viewer, f"/restore/plans/{ids['archived']}")
+    assert not Document(text).troubles
+    told = words(text)
+    assert "3 objects, 72.0 GiB, of DEEP_ARCHIVE at vault cannot be read as they are; 1 of them is being thawed" in told
+    assert "The restore is refused until they are thawed" in told
+    assert "with at most 12 h for the thaw" in told
+    tiers = re.findall(r'<th scope="row">(bulk|standard|expedited)</th><td data-label="At most" class="number">(\d+ h)'
+                       r'</td>\s*<td data-label="Cost" class="number">(\d+\.\d\d USD)</td>\s*'
+                       r'<td data-label="This plan">([^<]*)</td>', text)
+    assert [(tier, hours, here) for tier, hours, _cost, here in tiers] == [
+        ("bulk", "48 h", ""), ("standard", "12 h", "counts with this one")]
+    assert 0 < float(tiers[0][2].split()[0]) < float(tiers[1][2].split()[0])
+    assert re.search(r"Prices of \d{4}-\d\d-\d\d", told)
+    assert "objects/" not in text
+
+
 def test_alerts_show_what_is_open_and_mail_that_does_not_get_through(viewer: httpx.Client, fleet: Rig) -> None:
     calm = words(page(viewer, f"/alerts?server={SHOP}"))
     assert f"No incident is open for {SHOP}" in calm

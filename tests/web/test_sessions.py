@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api.throttle import FREE
+from api.throttle import FREE, Throttle
 from backupd.app.auditing import command_line
 from backupd.app.tokens import create_token, revoke_token
 from backupd.app.wiring import utc_now
@@ -52,6 +52,7 @@ def test_a_token_opens_a_session_whose_cookie_no_script_and_no_other_site_can_us
 
 def test_a_wrong_token_is_told_and_too_many_of_them_have_to_wait_but_no_right_one(tmp_path: Path) -> None:
     with rig(tmp_path) as own:
+        own.app.state.site.throttle = Throttle(lambda: 0.0)  # however slow this machine is
         http = stranger(own)
         wrong = [http.post("/login", data={"token": "backupd_wrong"}) for _ in range(FREE + 1)]
         assert {answer.status_code for answer in wrong} == {403}
@@ -211,6 +212,39 @@ def test_a_policy_is_checked_line_by_line_and_no_file_is_written(site: Rig) -> N
     assert somebody.get("/policies/nothing").status_code == 404
 
 
+def test_a_file_that_was_changed_and_not_read_again_is_shown_as_not_in_force(site: Rig) -> None:
+    somebody = visitor(site, Role.VIEWER)
+    folder = site.settings.configuration.policies
+    gold, silver = folder / "gold.yaml", folder / "silver.yaml"
+    text, broken = gold.read_text(), silver.read_text()
+    unread = "changed, not read again"
+
+    def told(name: str) -> str:
+        return somebody.get(f"/policies/{name}").text
+
+    try:
+        gold.write_text("# a remark changes nothing\n" + text)
+        assert unread not in somebody.get("/policies").text
+        assert "changed since" not in told("gold") + told("silver")
+        gold.write_text(text.replace("rpo: 60s", "rpo: 5m"))
+        assert unread in somebody.get("/policies").text
+        assert "is not in force as it stands here. What was read before is." in told("gold")
+        gold.write_text(text.replace("rpo: 60s", "rpo: soon"))
+        assert "cannot be used as it is now; what was read before is in force" in told("gold")
+        assert 'id="L9" class="line-bad"' in told("gold")
+        gold.unlink()
+        assert "The file is gone, empty or cannot be read" in told("gold")
+        silver.write_text(text)
+        mended = told("silver")
+        assert "is not in force as it stands here." in mended
+        assert "runs until it is mended and read again" in mended
+        assert "line-bad" not in mended, "what was wrong stood in another text"
+    finally:
+        gold.write_text(text)
+        silver.write_text(broken)
+    assert unread not in somebody.get("/policies").text
+
+
 def test_a_question_that_cannot_be_planned_keeps_its_answers_and_says_why(site: Rig) -> None:
     somebody = visitor(site, Role.VIEWER)
     answer = somebody.send("/restore", {"server": SHOP, "what": "whole", "when": "time", "at": "2001-01-01 00:00",
@@ -238,6 +272,24 @@ def test_a_plan_is_shown_to_whoever_has_its_address_and_started_by_operators_onl
         assert operator.send(address).status_code == 404, "it was a plan for an hour"
     finally:
         clock.sleep(timedelta(hours=-2))
+
+
+def test_nobody_is_offered_to_start_a_plan_that_goes_nowhere(scene: tuple[Rig, Stage]) -> None:
+    site, stage = scene
+    viewer, operator = visitor(site, Role.VIEWER), visitor(site, Role.OPERATOR)
+    question = {"server": CRM, "what": "whole", "when": "latest"}
+    made = viewer.send("/restore", question).headers["Location"]
+    for address in (made, f"/restore/plans/{stage.ids['nowhere']}"):
+        page = operator.get(address).text
+        assert "It does not say where to, so it cannot be started." in page
+        assert "Change the question" in page
+        assert "Start the restore" not in page
+        assert "<code></code>" not in page
+    asked = operator.send("/restore", question)
+    assert asked.status_code == 422, "who may start it is asked at once"
+    assert "where to? datadir is missing" in asked.text
+    assert "The tables need either into or sql" in operator.send("/restore", {
+        "server": CRM, "what": "tables", "when": "latest", "tables": "shop.orders"}).text
 
 
 def test_a_restore_that_was_cancelled_is_asked_for_again_from_its_job_as_it_was(site: Rig) -> None:

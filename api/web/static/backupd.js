@@ -6,6 +6,10 @@
   const parts = [...document.querySelectorAll("[data-live][id]")];
   const LEAST = 1000;
   let loading = false, last = 0, planned = 0, source = null;
+  const every = Math.min(...parts.map((part) => Number(part.dataset.live) || 30)) * 1000;
+  const PATIENCE = 60000;
+  let seen = Date.now(), leaving = false;
+  let stale = null;  // the banner of a page that is not as the service has it
 
   const busy = () => {
     const at = document.activeElement;
@@ -28,16 +32,47 @@
     return found;
   };
 
+  const old = (why) => {
+    if (!stale) {
+      stale = document.createElement("p");
+      stale.className = "stale notice notice-bad";
+      stale.setAttribute("role", "alert");
+      document.getElementById("main").prepend(stale);
+    }
+    const shown = document.querySelector("body > footer time");
+    const text = `✗ Not current since ${shown ? shown.textContent : "it was loaded"}: ${why}.`;
+    if (stale.textContent !== text) stale.textContent = text;
+  };
+
+  const fresher = () => {
+    seen = Date.now();
+    if (stale) stale.remove();
+    stale = null;
+  };
+
   const swap = async () => {
     planned = 0;
-    if (loading || busy()) return;
+    if (loading) return;
+    if (busy()) {
+      if (!document.hidden && Date.now() - seen > every + PATIENCE) old("something on it is open, marked or in use");
+      return;
+    }
     loading = true;
+    leaving = false;
     last = Date.now();
     try {
-      const answer = await fetch(address(), { headers: { Accept: "text/html" }, credentials: "same-origin" });
+      let answer, text;
+      try {
+        answer = await fetch(address(), {
+          headers: { Accept: "text/html" }, credentials: "same-origin", signal: AbortSignal.timeout(PATIENCE) });
+        text = await answer.text();
+      } catch {  // the page stays as it is, and asks again
+        if (!leaving) old("the service cannot be reached");
+        return;
+      }
       if (answer.redirected && new URL(answer.url).pathname === "/login") { location.reload(); return; }
-      if (!answer.ok) return;
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (!answer.ok) { old(`the service answers ${answer.status}`); return; }
+      const fresh = new DOMParser().parseFromString(text, "text/html");
       for (const part of document.querySelectorAll("[data-live][id]")) {
         const next = fresh.getElementById(part.id);
         if (!next) continue;
@@ -58,7 +93,8 @@
       }
       const footer = fresh.querySelector("body > footer");
       if (footer) document.querySelector("body > footer").replaceWith(footer);
-    } catch { /* the service cannot be reached now: the page stays as it is, and asks again */ } finally {
+      fresher();
+    } finally {
       loading = false;
     }
   };
@@ -68,8 +104,8 @@
   };
 
   if (parts.length) {
-    const every = Math.min(...parts.map((part) => Number(part.dataset.live) || 30)) * 1000;
     setInterval(() => { if (Date.now() - last >= every - 50 && document.querySelector("[data-live]")) swap(); }, every);
+    window.addEventListener("beforeunload", () => { leaving = true; });  // which ends what is being loaded
     document.addEventListener("visibilitychange", () => { if (!document.hidden) soon(); });
     const speaking = parts.find((part) => part.dataset.events);
     if (speaking && window.EventSource) {

@@ -1,0 +1,93 @@
+"""``backupd bring-back``: what was deleted or overwritten at a place that keeps versions is what is seen again.
+
+Document: ``destination``, ``since``, ``returns`` (each ``key``, ``kind``, ``bytes``, ``since``, ``was``, ``version``),
+``lost`` and ``left`` (by key: why), ``hidden_before``, and ``done`` (``keys``, ``failed``; null without ``--yes``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from backupd.cli.options import Config, Json, moment
+from backupd.cli.screen import Screen
+from backupd.cli.session import session
+from backupd.model.clock import format_time
+from backupd.model.units import format_size
+
+if TYPE_CHECKING:
+    from backupd.app.bringingback import BroughtBack
+
+_SHOWN = 20
+
+
+def bring_back(
+    context: typer.Context,
+    place: Annotated[str, typer.Argument(metavar="DESTINATION", help="Name of a destination in the configuration.")],
+    *,
+    since: Annotated[
+        datetime,
+        typer.Option("--since", parser=moment, metavar="TIME", show_default=False,
+                     help="From when on what was done there is not believed."),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, it is only shown.")] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Bring back what was deleted or overwritten in a bucket with versions since a time.
+
+    What was gone, or marked deleted, at that time stays so.
+    """
+    from backupd.cli.progress import reporting
+
+    with session(context, config, as_json) as run:
+        if yes:
+            with reporting() as report:
+                told = run.service.upkeep.bring_back(place, since, report)
+        else:
+            told = run.service.upkeep.look_back(place, since)
+        run.screen.document(told.as_json())
+        _show(run.screen, told)
+        if not told.ok:
+            raise typer.Exit(1)
+
+
+def _show(screen: Screen, told: BroughtBack) -> None:
+    found, done = told.found, told.done
+    begin = format_time(found.since)
+    if not found.returns:
+        screen.line(f"nothing that is needed was hidden or overwritten at {told.destination} since {begin}")
+    else:
+        screen.table(
+            ("WHAT", "HIDDEN", "OVERWRITTEN", "BYTES", "FIRST", "LAST"),
+            ((kind, str(sum(one.hidden for one in group)), str(sum(not one.hidden for one in group)),
+              format_size(sum(one.size for one in group)), format_time(min(one.since for one in group)),
+              format_time(max(one.since for one in group))) for kind, group in found.kinds().items()),
+            right=("HIDDEN", "OVERWRITTEN", "BYTES"))
+    if backups := found.backups():
+        screen.line()
+        screen.table(("SERVER", "BACKUP"), backups)
+    _list(screen, "has no version that is whole", found.lost, style="yellow")
+    _list(screen, "stays away", found.left)
+    if found.before:
+        screen.line(f"{found.before} more files were hidden before {begin}, and stay so")
+    if done is None:
+        if found.returns:
+            screen.line()
+            screen.line(f"-> nothing was changed; with --yes these {len(found.returns)} files come back")
+        return
+    _list(screen, "did not come back", done.failed, style="yellow")
+    screen.line()
+    screen.line(f"{len(done.keys)} files are what is seen again")
+    screen.line("-> `backupd fsck --repair` brings the catalog up to date, and `backupd verify` reads everything. Who "
+                "deleted may do so again: take the credentials away first")
+
+
+def _list(screen: Screen, what: str, keys: Mapping[str, str], *, style: str = "") -> None:
+    for key, why in list(keys.items())[:_SHOWN]:
+        screen.line(f"{what}: {key}: {why}", style=style)
+    if len(keys) > _SHOWN:
+        screen.line(f"{what}: and {len(keys) - _SHOWN} more; --json names all", style=style)

@@ -1,0 +1,104 @@
+"""A GnuPG home as gpg can use it: with a path that is short enough for sockets, and with room to write beside the keys.
+
+gpg-agent keeps a lock and its sockets in the home. Where that is read-only (as under the unit, or in a volume of a
+container), gpg gets a private home in the runtime directory, in which everything is a link to the real one's content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import socket
+import threading
+from pathlib import Path
+
+from backupd.model.errors import KeyUnusableError
+from backupd.process.command import Command
+from backupd.process.run import run
+from backupd.process.runtime import runtime_directory
+
+_SOCKET_LIMIT = 107
+_LONGEST_SOCKET = "/S.gpg-agent.browser"
+_OF_ONE_HOME = re.compile(r"S\..*|\.#lk.*|.*\.lock|.*\.tmp|.*~|random_seed")
+"""Sockets, locks and what else GnuPG's programs write for themselves: never shared between two homes."""
+
+_guard = threading.Lock()
+_sockets: dict[Path, str] = {}
+
+
+def usable_home(home: Path) -> Path:
+    """``home`` itself, a short link to it, or, where nobody can write in it, a private home with links to its content.
+
+    An agent that runs for a read-only home already is used: it may hold a passphrase that somebody typed. Keys that are
+    put into the home later are seen by the next call. Raises KeyUnusableError if there is no such folder, or it cannot
+    be read.
+    """
+    if not home.is_dir():
+        raise KeyUnusableError(f"the GnuPG home {home} does not exist",
+                               hint="create it and import the keys: gpg --homedir ... --import FILE")
+    real = home.resolve()
+    short = real if len(os.fsencode(str(real) + _LONGEST_SOCKET)) <= _SOCKET_LIMIT else _linked(real)
+    if os.access(real, os.W_OK) or _has_agent(short):
+        return short
+    return _private(real)
+
+
+def _linked(real: Path) -> Path:
+    link = _place("g", real)
+    with _guard, contextlib.suppress(FileExistsError):
+        link.symlink_to(real)
+    return link
+
+
+def _place(kind: str, real: Path) -> Path:
+    return runtime_directory() / f"{kind}{hashlib.sha256(os.fsencode(real)).hexdigest()[:10]}"
+
+
+def _has_agent(home: Path) -> bool:
+    with _guard:
+        if home not in _sockets:
+            told = run(Command(("gpgconf", "--homedir", str(home), "--list-dirs", "agent-socket")), timeout=30)
+            _sockets[home] = os.fsdecode(told.stdout.rstrip(b"\n"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+        try:
+            agent.connect(_sockets[home])
+        except OSError:
+            return False
+    return True
+
+
+def _private(real: Path) -> Path:
+    home = _place("k", real)
+    try:
+        wanted = {path.name for path in real.iterdir() if not _OF_ONE_HOME.fullmatch(path.name)}
+    except OSError as error:
+        raise KeyUnusableError(f"the GnuPG home {real} cannot be read: {error.strerror}",
+                               hint="call as the user that owns it, or correct its permissions") from error
+    try:
+        with _guard:
+            home.mkdir(mode=0o700, exist_ok=True)
+            _mirror(real, home, wanted)
+    except OSError as error:
+        raise KeyUnusableError(f"gpg cannot write to its home {real}, and not to {home} either: {error.strerror}",
+                               hint="make room there, or set BACKUPD_RUNTIME to another folder") from error
+    return home
+
+
+def _mirror(real: Path, home: Path, wanted: set[str]) -> None:
+    """Let every name in ``wanted`` be a link in ``home``, also where gpg has made an empty thing of that name for want
+    of it; links to what is no longer there go."""
+    for entry in home.iterdir():
+        if entry.is_symlink():
+            if entry.name not in wanted:
+                entry.unlink()
+        elif entry.name in wanted:
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    for name in wanted:
+        with contextlib.suppress(FileExistsError):
+            (home / name).symlink_to(real / name)

@@ -1,0 +1,129 @@
+"""What a bucket with versions still has of what was deleted or overwritten, and bringing it back.
+
+A plain deletion puts a marker on top of the versions of a key; whoever may not delete versions, or finds them locked,
+can do no more than that. So what is brought back is uncovered, by taking the markers away, or stored once more.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from botocore.exceptions import ClientError
+
+from backupd.model.errors import ArchivedError, DestinationError, ForbiddenError, ObjectMissingError, RefusedError
+from storage.destination import Version
+from storage.s3client import Bucket
+from storage.s3download import open_download
+from storage.s3errors import code_of, status_of
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef, ListObjectVersionsOutputTypeDef
+
+_NONE = "null"
+"""What a bucket that keeps no versions calls the only one."""
+
+Result = TypeVar("Result")
+
+
+def versions(bucket: Bucket, prefix: str, is_ours: Callable[[str], bool]) -> Iterator[Version]:
+    """See ``VersionedDestination.versions``; only of keys of which ``is_ours`` says so."""
+    doing = f"listing the versions of {prefix or 'everything'}"
+    fields: dict[str, Any] = {"Bucket": bucket.config.bucket, "Prefix": bucket.full(prefix)}
+    while True:
+        page = ask(bucket, "s3:ListBucketVersions", doing, partial(_page, fields))
+        found = [_version(bucket, item, item["Size"]) for item in page.get("Versions", ())]
+        found += [_version(bucket, item, None) for item in page.get("DeleteMarkers", ())]
+        # Sorting is stable: versions of the same second stay in the order in which the place told them.
+        found.sort(key=lambda one: (one.modified_at, one.size is None), reverse=True)
+        found.sort(key=lambda one: (one.key, not one.newest))
+        yield from (one for one in found if is_ours(one.key))
+        behind = {"KeyMarker": page.get("NextKeyMarker"), "VersionIdMarker": page.get("NextVersionIdMarker")}
+        if not page.get("IsTruncated") or not behind["KeyMarker"]:
+            return
+        behind = {name: value for name, value in behind.items() if value}
+        if behind.items() <= fields.items():
+            raise DestinationError(f"{bucket.words.place}: {doing} failed",
+                                   detail=f"it goes on with {behind} again and again",
+                                   hint="this server does not list versions by pages; use its own tools")
+        fields |= behind
+
+
+def bring_back(bucket: Bucket, version: Version, above: Sequence[Version], headers: Mapping[str, Any]) -> None:
+    """See ``VersionedDestination.bring_back``. ``headers``: what a put of the key would ask for."""
+    doing = f"bringing back {version.key}"
+    where: dict[str, Any] = {"Bucket": bucket.config.bucket, "Key": bucket.full(version.key)}
+    if above and bucket.config.delete:
+        for marker in above:
+            ask(bucket, "s3:DeleteObjectVersion", doing, partial(_uncover, {**where, "VersionId": marker.id}))
+        return
+    source = {"Bucket": bucket.config.bucket, "Key": bucket.full(version.key), "VersionId": version.id}
+    fields = {**where, **headers, "CopySource": source}
+    ask(bucket, "s3:GetObjectVersion and s3:PutObject" + (
+        " and s3:PutObjectRetention" if "ObjectLockMode" in headers else ""), doing,
+        lambda client: client.copy_object(**fields), key=version.key)
+
+
+def opened(bucket: Bucket, version: Version) -> BinaryIO:
+    """See ``VersionedDestination.open_version``."""
+    try:
+        return open_download(bucket, version.key, 0, None, version=version.id or _NONE)
+    except (ArchivedError, ObjectMissingError):
+        raise
+    except DestinationError:
+        _head(bucket, version)  # where a right is missing, this names it
+        raise
+
+
+def checksum(bucket: Bucket, version: Version) -> str | None:
+    """See ``VersionedDestination.version_checksum``. Of what came in parts there is none that the place computed, and
+    what was recorded beside it may be whoever's who stored it."""
+    told = _head(bucket, version).get("ChecksumSHA256", "")
+    return b64decode(told).hex() if told and "-" not in told else None
+
+
+def ask(bucket: Bucket, rights: str, doing: str, what: Callable[[S3Client], Result], *,
+        key: str | None = None) -> Result:
+    """As ``Bucket.call``. Raises ForbiddenError naming ``rights`` where the credentials lack them, RefusedError where
+    the server knows nothing of versions."""
+    try:
+        return bucket.call(doing, what, key=key, expect=lambda error: _is_denied(error) or status_of(error) == 501)
+    except ClientError as error:
+        told = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())
+        detail = f"{code_of(error)} ({status_of(error)}): {told}".strip(" :")
+        if status_of(error) == 501:
+            raise RefusedError(f"{bucket.words.place} keeps no versions: its server does not know them",
+                               detail=detail) from error
+        raise ForbiddenError(
+            f"{bucket.words.place}: {doing} is not allowed", detail=detail,
+            hint=f"these credentials need the right {rights} on {bucket.config.bucket}: give it to them for as long as "
+                 "this takes, or use others (credentials_file, profile)") from error
+
+
+def _page(fields: Mapping[str, Any], client: S3Client) -> ListObjectVersionsOutputTypeDef:
+    return client.list_object_versions(**fields)
+
+
+def _uncover(named: Mapping[str, Any], client: S3Client) -> None:
+    client.delete_object(**named)
+
+
+def _head(bucket: Bucket, version: Version) -> HeadObjectOutputTypeDef:
+    where: dict[str, Any] = {"Bucket": bucket.config.bucket, "Key": bucket.full(version.key),
+                             "VersionId": version.id or _NONE, "ChecksumMode": "ENABLED"}
+    return ask(bucket, "s3:GetObjectVersion", f"looking at a version of {version.key}",
+               lambda client: client.head_object(**where), key=version.key)
+
+
+def _is_denied(error: ClientError) -> bool:
+    return status_of(error) == 403 and code_of(error) in {"AccessDenied", "403", "Forbidden", "MethodNotAllowed"}
+
+
+def _version(bucket: Bucket, item: Mapping[str, Any], size: int | None) -> Version:
+    told = item.get("VersionId") or _NONE
+    return Version(str(item["Key"]).removeprefix(bucket.prefix), None if told == _NONE else str(told),
+                   item["LastModified"].astimezone(UTC), bool(item.get("IsLatest")), size)
