@@ -327,8 +327,8 @@ logical:
 
 
 def test_limits_are_read_with_their_units(tmp_path: Path) -> None:
-    text = "limits: {read: 200MiB, send: 5MB, nice: 10, replica_lag: 60s, disk_latency: 50ms, "\
-           "long_queries: 2m, max_pause: 1h500ms}\n"
+    text = ("limits: {read: 200MiB, send: 5MB, nice: 10, replica_lag: 60s, disk_latency: 50ms, long_queries: 2m, "
+            "max_pause: 1h500ms}\n")
     limits = load(write(tmp_path, gold=POLICY + text)).policies["gold"].limits
     assert (limits.read, limits.send, limits.nice) == (200 * 1024**2, 5_000_000, 10)
     assert (limits.replica_lag, limits.disk_latency) == (timedelta(minutes=1), timedelta(milliseconds=50))
