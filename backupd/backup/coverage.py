@@ -59,8 +59,8 @@ def recommend(engines: Mapping[str, int]) -> Iterator[Finding]:
     old = {engine: engines[engine] for engine in _NO_SNAPSHOTS if engine in engines}
     if old:
         shown = ", ".join(f"{count} of {engine}" for engine, count in old.items())
-        yield warning(SUBJECT, f"tables of engines without snapshots ({shown}): a crash can damage them, a dump may have "
-                               "newer rows than its position, and no witness compares them",
+        yield warning(SUBJECT, f"tables of engines without snapshots ({shown}): a crash can damage them, a dump may "
+                               "have newer rows than its position, and no witness compares them",
                       "move them to InnoDB where the application allows: ALTER TABLE ... ENGINE=InnoDB")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,11 +19,18 @@ def mark_of(house: House, backup_id: str) -> Path:
     return house.repository / "marks" / SERVER / f"{backup_id}.json"
 
 
-def age(mark: Path) -> None:
-    """Let the grace period of a mark be over."""
-    note = json.loads(mark.read_text())
-    note["at"] = (datetime.now(UTC) - timedelta(days=2)).isoformat().replace("+00:00", "Z")
+def age(house: House, backup_id: str) -> None:
+    """Let the grace period of a mark be over: it was put, and has been known here, for two days."""
+    mark, ago = mark_of(house, backup_id), datetime.now(UTC) - timedelta(days=2)
+    status, note = mark.stat(), json.loads(mark.read_text())
+    note["at"] = ago.isoformat().replace("+00:00", "Z")
     mark.write_text(json.dumps(note))
+    os.utime(mark, ns=(status.st_atime_ns, status.st_mtime_ns))  # else it would be another mark
+    with closing(sqlite3.connect(house.base / "catalog.db")) as catalog, catalog:
+        catalog.execute(
+            "INSERT INTO marks (destination, server, backup_id, since, ours, confirmed) "
+            "VALUES ('local', ?, ?, ?, 0, 0) ON CONFLICT DO UPDATE SET since = excluded.since",
+            (SERVER, backup_id, ago.strftime("%Y-%m-%d %H:%M:%S.%f")))
 
 
 def present(house: House) -> set[str]:
@@ -43,7 +52,7 @@ def test_a_deleted_backup_cannot_be_kept_and_a_kept_one_survives_a_stray_mark(ho
     house.ok("backups", "undelete", first["id"])
     house.ok("backups", "keep", first["id"])
     forge_mark(house, first["id"])
-    age(mark_of(house, first["id"]))
+    age(house, first["id"])
     house.backup()
     assert {first["id"], second["id"]} <= present(house)
 
@@ -68,7 +77,7 @@ def test_the_last_whole_backup_stays_when_the_others_are_gone_without_a_word(hou
 def test_a_marked_backup_outlives_its_grace_when_every_other_one_turns_out_damaged(house: House) -> None:
     first, second = house.backup(), house.backup()
     house.ok("backups", "delete", first["id"])
-    age(mark_of(house, first["id"]))
+    age(house, first["id"])
     (house.manifest(second["id"]).parent / "body.jsonl.zst.gpg").unlink()
     house.run("fsck", "--repair")
     assert first["id"] in present(house)
@@ -79,7 +88,7 @@ def test_a_marked_backup_outlives_its_grace_when_every_other_one_turns_out_damag
 def test_a_swept_backup_leaves_no_row_and_every_check_is_content(house: House) -> None:
     first, second = house.backup(), house.backup()
     house.ok("backups", "delete", first["id"])
-    age(mark_of(house, first["id"]))
+    age(house, first["id"])
     third = house.backup()
     assert present(house) == {second["id"], third["id"]}
     assert {record["id"] for record in house.backups()} == present(house)

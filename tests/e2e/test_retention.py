@@ -19,7 +19,7 @@ import pytest
 from storage.filesystem import FilesystemDestination
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.e2e.service import stop
-from tests.e2e.test_deletion import age, mark_of, present
+from tests.e2e.test_deletion import age, present
 from tests.transfer.stock import Stock
 
 
@@ -56,7 +56,7 @@ def test_what_expired_is_shown_marked_brought_back_and_gone_after_its_grace(hous
         oldest: "deleted", older: "deleted", base: "complete"}
     assert house.ok("backups", "undelete", older)["brought_back"] == [older]
     house.ok("backups", "keep", older)
-    age(mark_of(house, oldest))
+    age(house, oldest)
     assert expired(house, "--apply") == set()
     assert present(house) == {older, base}
     assert house.fsck() == []
@@ -128,7 +128,7 @@ def test_an_increment_keeps_its_full_backup_and_both_go_and_come_back_together(h
     house.ok("backups", "keep", increment, "--release")
     assert expired(house, "--apply") == {full, increment}
     for name in (full, increment):
-        age(mark_of(house, name))
+        age(house, name)
     house.ok("retention", SERVER, "--apply")
     assert present(house) == {other}
     assert house.fsck() == []
