@@ -3,8 +3,7 @@ together and applied by ``sh`` with gpg, zstd, awk and the database's own progra
 
 With ``TO`` empty they do nothing. The history is chosen by the clear descriptions beside the logs, as
 ``backupd.recovery`` does it, and what is not certain stops. The place to stop at is found in the sealed indexes, so it
-is right to the microsecond and between two transactions, where a reader's own options know whole seconds, local times
-and the beginnings of statements.
+is right to the microsecond and between two transactions, which a reader's own options are not.
 """
 
 from __future__ import annotations
@@ -166,13 +165,21 @@ find_history() {
     test "$id" = "$OF_BACKUP" ||
         refuse "at $TO the server was on history $HISTORY, and this backup is of $OF_BACKUP:" \
             "take the runbook of a backup that was made on $HISTORY" "$(told)"
+    of_file "$FILE"
+    { test "$id" = "$OF_BACKUP" && test "$POS" -le "${limit:-$POS}"; } || refuse "history $HISTORY left that of the" \
+        "backup before the backup's place: it holds what the server had lost by $TO. Take the runbook of an earlier one"
 }
-# of_file NUMBER: sets id, the history whose file of that number counts, and limit, where that is left
+# of_file NUMBER: sets id, the history whose file of that number counts, limit, where that is left, and the GTIDs shared
 of_file() {
-    id=$HISTORY limit=
+    id=$HISTORY limit= shared=
     while test "$1" -lt "$(field first_number "$LOGS/$id/branch.json")" && goes_on "$id"; do
         left=$(field file "$LOGS/$id/branch.json")
-        if test "$(number "${left##*.}")" = "$1"; then limit=$(field pos "$LOGS/$id/branch.json"); fi
+        left=$(number "${left##*.}") pos=
+        if test "$left" = "$1"; then pos=$(field pos "$LOGS/$id/branch.json"); fi
+        if test "$left" -lt "$1"; then pos=0; fi
+        if test -n "$pos" && { test -z "$limit" || test "$pos" -lt "$limit"; }; then
+            limit=$pos shared=$(field gtid "$LOGS/$id/branch.json")
+        fi
         id=$(field parent "$LOGS/$id/branch.json")
     done
 }
@@ -266,9 +273,11 @@ sorted() { echo "$1" | tr , '\n' | LC_ALL=C sort; }
 follows() {
     test -n "$before" || return 0
     executed=$(field gtids_before "$first/segment.json")
-    ending=$(field ending "$before/segment.json")
+    ending=$(field ending "$before/segment.json") reached=$(field gtids_after "$before/segment.json")
+    # up to a fork all of its bytes are here: only GTIDs that are known can tell otherwise
+    if test -n "$crossed"; then ending=rotated reached=${forked:-$executed} executed=${executed:-$forked}; fi
     test "$ending" != open && { test "$ending" != cut || test -n "$executed"; } &&
-        test "$(sorted "$executed")" = "$(sorted "$(field gtids_after "$before/segment.json")")" || refuse \
+        test "$(sorted "$executed")" = "$(sorted "$reached")" || refuse \
         "gap: between binary logs $(($1 - 1)) and $1 of history $id something is missing." \
         "TO has to be before the end of $(($1 - 1)), or take the runbook of a later backup"
 }
@@ -304,10 +313,12 @@ elif test -n "$TO"; then
         if test "$size" = 0; then
             test "$count" != "$FILE" || refuse "binary log $FILE of history $id is not archived from its beginning"
             rm "$WORK/logs/$count"
+            test "$id" = "$HISTORY" ||
+                refuse "gap: binary log $count of history $id is missing or incomplete, and history $HISTORY goes on" \
+                    "behind it. TO has to be before its beginning, or take the runbook of a later backup"
             for file in "$LOGS/$id"/*/segment.json; do
                 test -e "$file" || break
-                file=${file%/*}
-                file=${file##*/}
+                file=$(basename "${file%/*}")
                 test "$(number "${file%%-*}")" -lt "$count" ||
                     refuse "gap: binary log $count of history $id is missing or incomplete, and there are later ones." \
                         "TO has to be before its beginning, or take the runbook of a later backup"
@@ -332,8 +343,10 @@ elif test -n "$TO"; then
         test -z "$END" || break
         test -z "$gap" || refuse "gap: bytes $size to $gap of binary log $count of history $id are missing." \
             "TO has to be before them, or take the runbook of a later backup"
-        before=$piece
-        if test -n "$limit"; then before=; fi
+        test "$size" -ge "${limit:-0}" ||
+            refuse "gap: bytes $size to $limit of binary log $count of history $id are missing, and history $HISTORY" \
+                "goes on behind them. TO has to be before them, or take the runbook of a later backup"
+        before=$piece crossed=$limit forked=$shared
         count=$((count + 1))
     done
     rm -f "$WORK/logs/part" "$WORK/logs/part.zst" "$WORK/logs/piece"

@@ -46,10 +46,13 @@ def if_deleted(destination: Destination) -> str:
 
 
 def act(wiring: Wiring, name: str, since: datetime, report: Report) -> BroughtBack:
-    """Bring it back. Nothing of this installation removes anything meanwhile."""
+    """Bring it back. Nothing of this installation removes anything meanwhile. What it knew of marks that are withdrawn
+    is forgotten."""
     looked = look(wiring, name, since)
-    if not looked.found.returns:
+    if looked.found.is_nothing:
         return looked
     with wiring.removing():
         done = bring_back(wiring.destination(name), looked.found, clock=wiring.clock, report=report)
+        for owner in done.unmarked:
+            wiring.catalog.marks.forget(name, owner)
     return BroughtBack(name, looked.found, done)

@@ -15,7 +15,7 @@ from backupd.app.adopt import adopt_unknown, soundness
 from backupd.app.auditing import audit, by_itself
 from backupd.app.keeping import holds_of, kept_anywhere, kept_by_catalog, written
 from backupd.app.places import require_single
-from backupd.app.sighted import sightings_at
+from backupd.app.sighted import believed, sightings_at
 from backupd.app.sweepnews import tell
 from backupd.app.wiring import GRACE, Wiring
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
@@ -27,7 +27,9 @@ from backupd.transfer.collect import living_intents
 from backupd.transfer.collected import Collected
 from backupd.transfer.inventory import read
 from backupd.transfer.keeping import Backup, put_keep, remove_keep
+from backupd.transfer.lease import exists
 from backupd.transfer.remove import mark, mark_of, marks, restorable_at, sweep, unmark
+from storage import layout
 from storage.destination import Destination
 
 DELETED = str(BackupState.DELETED)
@@ -166,27 +168,37 @@ def _record_removed(wiring: Wiring, destination: Destination, removed: Sequence[
 
 
 def expected_at(wiring: Wiring, destination: Destination) -> frozenset[Backup]:
-    """What the catalog says is there, whole or damaged, and not on its way out."""
-    return frozenset((record.server, record.id) for record in wiring.catalog.backups.list()
-                     if record.state is not BackupState.DELETED
-                     for copy in record.copies if copy.destination == destination.name and copy.state != DELETED)
+    """What the catalog says is there, whole or damaged, and not on its way out. Somebody else's mark that is not due
+    does not put it on its way."""
+    found, trusted = believed(wiring, destination)
+    return frozenset(owner for record in wiring.catalog.backups.list() for copy in record.copies
+                     if copy.destination == destination.name and (
+                         (owner := (record.server, record.id)) in found - trusted
+                         or DELETED not in (copy.state, str(record.state))))
 
 
 def reconcile(wiring: Wiring, destination: Destination) -> list[str]:
     """Make rows agree with ``destination``: the copy of what carries a mark is deleted, and a deleted copy whose
-    manifest is gone is forgotten. Gives the ids changed. An older catalog, or a process that died, leaves such rows."""
-    marked = {owner[1] for owner in marks(destination)}
+    manifest is gone is forgotten. Gives the ids changed. An older catalog, or a process that died, leaves such rows.
+
+    A removal takes the body after the manifest and the mark last. So where the manifest is gone, and somebody else's
+    mark that is not due is there, or none beside a body, nothing was removed: that copy is damaged, and expected."""
+    marked, trusted = believed(wiring, destination)
     changed = []
     for record in wiring.catalog.backups.list():
         copy = next((one for one in record.copies if one.destination == destination.name), None)
         if copy is None:
             continue
+        owner = (record.server, record.id)
         deleted = DELETED in (copy.state, str(record.state))
-        if record.id in marked and (copy.state != DELETED):
+        if copy.state != DELETED and (owner in trusted or (owner in marked and read(destination, *owner) is not None)):
             wiring.catalog.backups.set_copy_state(record.id, destination.name, DELETED)
             changed.append(record.id)
-        elif deleted and read(destination, record.server, record.id) is None:
-            forget_swept(wiring, destination, [record.id])
+        elif deleted and read(destination, *owner) is None:
+            if owner not in trusted and (owner in marked or exists(destination, layout.body_key(*owner))):
+                wiring.catalog.backups.set_copy_state(record.id, destination.name, str(BackupState.DAMAGED))
+            else:
+                forget_swept(wiring, destination, [record.id])
             changed.append(record.id)
     return changed
 

@@ -38,8 +38,8 @@ _YOUNG = (f"it was stored less than {YOUNG.seconds // 60} minutes ago and a stre
 
 def verify_logs(wiring: Wiring, destination: Destination, server: str, *, report: Report, workers: int,
                 due: Due) -> tuple[Scrubbed, int]:
-    """Re-read the segments whose turn it is; the catalog learns which copies are good and which are not. Gives what was
-    read and found, and how many segments that was."""
+    """Re-read the segments whose turn it is; the catalog learns which copies are good and which are not, and forgets
+    pieces that a larger one has replaced. Gives what was read and found, and how many segments that was."""
     read = size = count = 0
     damages: list[Damage] = []
     cold: list[str] = []
@@ -60,9 +60,14 @@ def verify_logs(wiring: Wiring, destination: Destination, server: str, *, report
         _record(wiring, destination.name, [one.segment for one in headers if not any(
             one.folder + item.name in unseen for item in one.sealed)], bad)
         read, size, count = read + scrubbed.objects, size + scrubbed.bytes, count + len(headers) + len(broken)
-    for record in Reconciliation(wiring.catalog, destination, server, wiring.clock).missing():
-        _mark_damaged(wiring, server, record.key, destination.name)
-        damages.append(Damage(destination.name, layout.segment_key(server, record.key), "missing"))
+    one = Reconciliation(wiring.catalog, destination, server, wiring.clock)
+    missing = [record.key for record in one.missing()]
+    replaced = {key for key in missing if one.is_replaced(key)}
+    wiring.catalog.binlogs.drop_segments(server, sorted(replaced), destination.name)
+    for key in missing:
+        if key not in replaced:
+            _mark_damaged(wiring, server, key, destination.name)
+            damages.append(Damage(destination.name, layout.segment_key(server, key), "missing"))
     return Scrubbed(read, size, tuple(damages), tuple(cold), tuple(sorted(unseen))), count
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from backupd.app.wiring import GRACE, Wiring
 from backupd.model.sighting import Sighting
 from backupd.transfer.keeping import Backup
-from backupd.transfer.marking import Mark, Sightings, since
+from backupd.transfer.marking import Mark, Sightings, explaining, is_due
 from backupd.transfer.remove import marked
 from storage.destination import Destination
 
@@ -30,11 +30,18 @@ def own(wiring: Wiring, destination: Destination) -> dict[Backup, Mark]:
     return {owner: note for owner, note in found.items() if known[owner].ours}
 
 
+def believed(wiring: Wiring, destination: Destination) -> tuple[set[Backup], set[Backup]]:
+    """The backups that are marked at ``destination``, and those of them whose mark explains that they are gone."""
+    found = marked(destination)
+    known = sightings_at(wiring, destination)(found)
+    return set(found), explaining(found, known, wiring.clock(), GRACE)
+
+
 def unconfirmed(wiring: Wiring, destination: Destination) -> dict[Backup, datetime]:
     """The marks that no person of this installation has confirmed, and the moment for which the brake counts each."""
     found = marked(destination)
     known = sightings_at(wiring, destination)(found)
-    return {owner: since(note, known[owner]) for owner, note in found.items() if not known[owner].confirmed}
+    return {owner: known[owner].since for owner in found if not known[owner].confirmed}
 
 
 def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
@@ -45,5 +52,5 @@ def confirm(wiring: Wiring, destination: Destination, server: str) -> None:
     now = wiring.clock()
     for owner, note in found.items():
         if owner[0] == server and not known[owner].confirmed and (
-                known[owner].ours or now - since(note, known[owner]) >= GRACE):
+                known[owner].ours or is_due(note, known[owner], now, GRACE)):
             wiring.catalog.marks.take(destination.name, owner, now, stored=note.stored, confirmed=True)

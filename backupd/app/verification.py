@@ -15,6 +15,7 @@ from backupd.app.jobs import abandon_dead
 from backupd.app.logcheck import examine_logs, repair_logs
 from backupd.app.rotation import Rotation
 from backupd.app.scrubbing import Read, scrub_server
+from backupd.app.sighted import believed
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.progress import Report
@@ -161,8 +162,9 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
             repair_logs(wiring, destination)
             sweep_destination(wiring, destination)
             _forget_gone(wiring, destination)
-            after = repair(destination, _views(wiring, destination), clock=wiring.clock, read_body=body)
-            remaining = [*after.left, *examine_logs(wiring, destination)]
+            after = repair(destination, _views(wiring, destination), clock=wiring.clock, read_body=body,
+                           dying=believed(wiring, destination)[1])
+            remaining = [*after.left, *_marks(wiring, destination), *examine_logs(wiring, destination)]
             left = {(item.invariant, item.subject) for item in remaining}
             repaired += [(destination.name, item) for item in before if (item.invariant, item.subject) not in left]
             found += [(destination.name, item) for item in remaining]

@@ -1,7 +1,9 @@
 """``backupd bring-back``: what was deleted or overwritten at a place that keeps versions is what is seen again.
 
 Document: ``destination``, ``since``, ``returns`` (each ``key``, ``kind``, ``bytes``, ``since``, ``was``, ``version``),
-``lost`` and ``left`` (by key: why), ``hidden_before``, and ``done`` (``keys``, ``failed``; null without ``--yes``).
+``lost`` and ``left`` (by key: why), ``hidden_before``, ``marks`` (marks of deletion that are withdrawn, each
+``server``, ``backup``, ``since``), and ``done`` (``keys``, ``failed``, ``unmarked``: each ``server``, ``backup``; null
+without ``--yes``).
 """
 
 from __future__ import annotations
@@ -70,18 +72,26 @@ def _show(screen: Screen, told: BroughtBack) -> None:
     if backups := found.backups():
         screen.line()
         screen.table(("SERVER", "BACKUP"), backups)
+    if found.marks:
+        screen.line()
+        screen.line(f"marked deleted only since {begin}, so these marks are withdrawn:")
+        screen.table(("SERVER", "BACKUP", "MARKED"), ((server, backup_id, format_time(at)) for (server, backup_id), at
+                                                      in sorted(found.marks.items())))
     _list(screen, "has no version that is whole", found.lost, style="yellow")
     _list(screen, "stays away", found.left)
     if found.before:
         screen.line(f"{found.before} more files were hidden before {begin}, and stay so")
     if done is None:
-        if found.returns:
+        if not found.is_nothing:
+            what = [f"these {len(found.returns)} files come back"] if found.returns else []
+            what += [f"these {len(found.marks)} marks are withdrawn"] if found.marks else []
             screen.line()
-            screen.line(f"-> nothing was changed; with --yes these {len(found.returns)} files come back")
+            screen.line(f"-> nothing was changed; with --yes {' and '.join(what)}")
         return
     _list(screen, "did not come back", done.failed, style="yellow")
     screen.line()
-    screen.line(f"{len(done.keys)} files are what is seen again")
+    screen.line(f"{len(done.keys)} files are what is seen again"
+                + (f"; {len(done.unmarked)} marks of deletion are withdrawn" if done.unmarked else ""))
     screen.line("-> `backupd fsck --repair` brings the catalog up to date, and `backupd verify` reads everything. Who "
                 "deleted may do so again: take the credentials away first")
 

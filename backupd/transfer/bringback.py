@@ -2,13 +2,14 @@
 
 What is brought back is what manifests and descriptions of binary logs name, by the digests that they record. These
 themselves, and what nobody has a digest of, come back as they were. All that was done at the place from a moment on is
-doubted, and nothing before it: what had been marked deleted by then stays away, and so does what was gone by then.
+doubted, and nothing before it: what had been marked deleted by then stays away, and so does what was gone by then; a
+mark of deletion that came later does not stand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import ArchivedError, DamagedError
 from backupd.model.manifest import Header, StoredObject, decode_header
 from backupd.transfer.erasing import each
+from backupd.transfer.keeping import Backup
 from backupd.transfer.marking import takes_back
 from backupd.transfer.pastversions import Past, Trail
 from backupd.transfer.segmentdoc import SegmentHeader, decode_branch, decode_segment
@@ -57,13 +59,20 @@ class Return:
 @dataclass(frozen=True, slots=True)
 class Found:
     """``returns``: in the order in which they come back; ``lost``: by key, what no version has, and why; ``left``: by
-    key, what stays away rightly, and why; ``before``: how many keys were hidden before the moment."""
+    key, what stays away rightly, and why; ``before``: how many keys were hidden before the moment; ``marks``: backups
+    that are there, or come back, and were marked deleted only from the moment on, with when."""
 
     since: datetime
     returns: tuple[Return, ...]
     lost: Mapping[str, str]
     left: Mapping[str, str]
     before: int
+    marks: Mapping[Backup, datetime]
+
+    @property
+    def is_nothing(self) -> bool:
+        """Is there nothing to be done?"""
+        return not self.returns and not self.marks
 
     def kinds(self) -> dict[str, list[Return]]:
         found: dict[str, list[Return]] = {}
@@ -78,7 +87,9 @@ class Found:
 
     def as_json(self) -> dict[str, Any]:
         return {"since": format_time(self.since), "returns": [one.as_json() for one in self.returns],
-                "lost": dict(self.lost), "left": dict(self.left), "hidden_before": self.before}
+                "lost": dict(self.lost), "left": dict(self.left), "hidden_before": self.before,
+                "marks": [{"server": server, "backup": backup_id, "since": format_time(at)}
+                          for (server, backup_id), at in sorted(self.marks.items())]}
 
 
 def find(destination: Destination, since: datetime) -> Found:
@@ -93,6 +104,7 @@ class _Search:
     returns: list[Return] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    _chosen: dict[str, Version] = field(default_factory=dict)
 
     def run(self) -> Found:
         past = self.past
@@ -104,7 +116,7 @@ class _Search:
         self._logs(headers)
         self._others()
         self.returns.sort(key=lambda one: (_ORDER.index(one.kind), one.key))
-        return Found(past.since, tuple(self.returns), self.lost, self.left, past.before)
+        return Found(past.since, tuple(self.returns), self.lost, self.left, past.before, self._doubted_marks())
 
     # -- backups
 
@@ -136,11 +148,29 @@ class _Search:
         then = self.past.state_then(trail) if trail is not None else None
         if then is None:
             return None
+        return None if self._takes_back(then) else then.modified_at
+
+    def _takes_back(self, mark: Version) -> bool:
         try:
-            note = parsed(self.past.read(then), limit=NOTE_LIMIT)
+            return takes_back(parsed(self.past.read(mark), limit=NOTE_LIMIT))
         except (ArchivedError, ValueError):
-            return then.modified_at  # one that cannot be read counts
-        return None if takes_back(note) else then.modified_at
+            return False  # one that cannot be read counts
+
+    def _doubted_marks(self) -> dict[Backup, datetime]:
+        """Of backups that are there, or come back, and had no mark at the moment that counts."""
+        back = {one.key for one in self.returns if one.kind == MANIFEST}
+        found: dict[Backup, datetime] = {}
+        for key, trail in self.past.marks.items():
+            owner = layout.backup_of(key)
+            if owner is None or key != layout.mark_key(*owner):
+                continue
+            if (manifest := layout.manifest_key(*owner)) not in back and manifest not in self.past.leading:
+                continue
+            if trail.is_hidden or trail.changed_at < self.past.since or self._takes_back(trail.states[0]):
+                continue
+            if self._marked(owner) is None:
+                found[owner] = trail.changed_at
+        return found
 
     # -- binary logs
 
@@ -178,39 +208,49 @@ class _Search:
         """What describes the log: as it is seen, or as it comes back; None where it stays away, or is lost."""
         if trail is None:
             return self.past.leading[key]
-        version = self.past.well_formed(trail, lambda raw: _segment(raw, key) is not None, written_once=False)
+        version = self.past.well_formed(trail, lambda raw: _segment(raw, key) is not None, written_once=True)
         found = _segment(self.past.read(version), key) if version is not None else None
         if found is not None and oldest is not None and (last := found.segment.last_at) is not None and last < oldest:
             self.left[key] = "no backup is as old as this log, so nobody needs it"
             return None
-        return self._document(LOG, key, lambda raw: _segment(raw, key) is not None, written_once=False)
+        return self._document(LOG, key, lambda raw: _differ_in_ending(_segment(raw, key), found), written_once=False)
 
     # -- everything else
 
     def _others(self) -> None:
         """What nobody has a digest of: as it was, where it was hidden."""
         past = self.past
-        back = {one.key for one in self.returns}
-        newest = {made[1]: key for key in sorted(past.suspects) if (made := layout.copy_of(key)) is not None}
+        newest = {made[1]: key for key in sorted(past.suspects) if (made := layout.copy_of(key)) is not None
+                  and any(past.is_of_then(past.suspects[key], one) for one in past.suspects[key].kept)}
         for key, trail in past.suspects.items():
             document = key.removesuffix(layout.SIGNATURE)
             if document != key:
-                stays = document in past.suspects and document not in back and past.suspects[document].is_hidden
+                stays = document in past.suspects and document not in self._chosen and past.suspects[document].is_hidden
                 if not stays and (made := layout.copy_of(document)) is not None:
                     stays = newest.get(made[1]) not in (None, document)
                 if not stays:
-                    self._document(SIGNATURE, key, _is_signature, written_once=False)
+                    self._document(SIGNATURE, key, _is_signature, written_once=self._is_of_then(document))
             elif not trail.is_hidden:
                 continue
             elif (made := layout.copy_of(key)) is not None:
-                if newest[made[1]] == key:
+                if newest.get(made[1]) == key:
                     self._document(COPY, key, _is_anything, written_once=True)
+                elif not any(past.is_of_then(trail, one) for one in trail.kept):
+                    self.left[key] = "this copy was made only from that time on"
             elif layout.proof_of(key) is not None:
                 self._document(COPY, key, _is_anything, written_once=True)
             elif key.startswith(layout.HELD):
                 self._document(HOLD, key, _is_anything, written_once=False)
             elif key == layout.RECOVER:
                 self._document(TEXT, key, _is_anything, written_once=True)
+
+    def _is_of_then(self, document: str) -> bool:
+        """Is what is to be seen under this key, as far as it was looked at, from before the moment?"""
+        trail = self.past.suspects.get(document)
+        if trail is None:
+            seen = self.past.leading.get(document)
+            return seen is None or seen.modified_at < self.past.since
+        return self.past.is_of_then(trail, self._chosen.get(document, trail.kept[0]))
 
     # -- how
 
@@ -224,8 +264,18 @@ class _Search:
         if version is None:
             self.lost[key] = f"it was {_word(trail)} at {format_time(trail.changed_at)}, and no version of it is whole"
         else:
-            self._note(kind, trail, version)
+            self._chosen[key] = version
+            if not self._is_seen(trail, version):
+                self._note(kind, trail, version)
         return version
+
+    def _is_seen(self, trail: Trail, version: Version) -> bool:
+        """Is what is seen the same bytes: ``version`` that was stored once more?"""
+        seen = trail.states[0]
+        try:
+            return seen.size == version.size and self.past.read(seen) == self.past.read(version)
+        except ArchivedError:
+            return False
 
     def _named(self, items: Iterable[tuple[str, StoredObject, str]]) -> None:
         """What a manifest or a log's description names."""
@@ -274,6 +324,13 @@ def _segment(raw: bytes, key: str) -> SegmentHeader | None:
     except DamagedError:
         return None
     return found if found.key == key else None
+
+
+def _differ_in_ending(one: SegmentHeader | None, other: SegmentHeader | None) -> bool:
+    """Do these describe the same, except for how it ends? That becomes known later; nothing else of it changes."""
+    if one is None or other is None:
+        return False
+    return replace(one, segment=replace(one.segment, ending=other.segment.ending)) == other
 
 
 def _is_branch(raw: bytes) -> bool:

@@ -31,7 +31,6 @@ from backupd.transfer.intent import intents
 from backupd.transfer.inventory import Committed, backup_ids, read
 from backupd.transfer.keeping import Backup
 from backupd.transfer.lease import Alive, Lease, is_alive, is_listed
-from backupd.transfer.logpieces import clear_forgotten
 from backupd.transfer.marking import is_withdrawn
 from backupd.transfer.pin import pins
 from backupd.transfer.segments import clear_strays
@@ -90,19 +89,22 @@ def living_pins(destination: Destination, now: datetime, alive: Alive = is_alive
 
 
 def collect(destination: Destination, *, clock: Clock, alive: Alive = is_alive, brake: Brake = BRAKE,
-            expected: Iterable[Backup] = ()) -> Collected:
+            expected: Iterable[Backup] = (), dying: Iterable[Backup] = ()) -> Collected:
     """Remove the garbage of dead runs and every object that nobody names and no living run can count on.
 
     Safe beside running backups, restores and other collections. Never removes a committed backup. Call it before
     writing one's own intent: objects that become garbage while any intent lives wait for the next collection. While
     somebody else removes here, or where nothing may be removed, nothing is done, and ``held`` says so.
 
-    ``expected``: backups that a catalog says are here. While one of them has no manifest, and no mark, no object goes.
+    ``expected``: backups that a catalog says are here. While one of them has no manifest, and is not one of
+    ``dying``, no object goes.
+    ``dying``: backups whose marks are due, or this installation's own. Any other mark explains nothing: whoever takes a
+    manifest away could have put it.
     """
     try:
         with sweeping(destination, clock=clock, alive=alive) as lease:
             return collect_held(destination, clock=clock, alive=alive, brake=brake, fence=lease.assert_held,
-                                expected=expected)
+                                expected=expected, dying=dying)
     except (BusyError, LockedError) as error:
         return not_begun(error)
 
@@ -116,11 +118,11 @@ def not_begun(error: BusyError | LockedError) -> Collected:
 
 def collect_held(destination: Destination, *, clock: Clock, alive: Alive, brake: Brake, fence: Callable[[], None],
                  explained: Iterable[str] = (), locks: Locks | None = None, expected: Iterable[Backup] = (),
-                 ) -> Collected:
+                 dying: Iterable[Backup] = ()) -> Collected:
     """The same by somebody who is ``sweeping`` already. ``fence`` raises when that has ended; ``explained``: objects of
     backups that were just removed; ``locks`` takes what may not be removed."""
     return _Collection(destination, clock, alive, brake=brake, fence=fence, explained=frozenset(explained),
-                       locks=locks or Locks(), expected=frozenset(expected)).run()
+                       locks=locks or Locks(), expected=frozenset(expected), dying=frozenset(dying)).run()
 
 
 def unfinished(destination: Destination) -> tuple[list[str], list[ObjectInfo]]:
@@ -185,11 +187,6 @@ def _tombstones(destination: Destination) -> dict[str, datetime]:
     return dict(found for found in each(look, entombed(destination)[0]) if found is not None)
 
 
-def _tells_of_removal(destination: Destination, key: str) -> bool:
-    """Does what lies under ``key`` say that somebody wanted, or knew, a backup to be gone from here?"""
-    return key.startswith(layout.HELD) or (key.startswith(layout.MARKS) and not is_withdrawn(destination, key))
-
-
 def _always() -> None:
     """Nobody else could have begun to remove."""
 
@@ -199,7 +196,8 @@ class _Collection:
 
     def __init__(self, destination: Destination, clock: Clock, alive: Alive, *, brake: Brake = BRAKE,
                  fence: Callable[[], None] = _always, explained: frozenset[str] = frozenset(),
-                 locks: Locks | None = None, expected: frozenset[Backup] = frozenset()) -> None:
+                 locks: Locks | None = None, expected: frozenset[Backup] = frozenset(),
+                 dying: frozenset[Backup] = frozenset()) -> None:
         self._destination = destination
         self._clock = clock
         self._alive = alive
@@ -208,6 +206,7 @@ class _Collection:
         self._explained = explained
         self._locks = locks or Locks()
         self._expected = expected
+        self._dying = dying
         self._died: datetime | None = None
         self._result = Collected()
         self._references = References()
@@ -223,17 +222,16 @@ class _Collection:
         self._result.leftovers = self._destination.clear_leftovers()
         try:
             self._result.log_parts = clear_strays(self._destination, now=self._clock())
-            self._result.log_pieces = clear_forgotten(self._destination, now=self._clock())
         except LockedError as error:
             self._result.held.append(refusal(error))
         trees, sides = unfinished(self._destination)
-        dying = list(self._destination.list(layout.MARKS))
-        sides += dying
+        marks = list(self._destination.list(layout.MARKS))
+        sides += marks
         sides += self._destination.list(layout.HELD)
         pool, _ = pooled(self._destination)
         tombs = _tombstones(self._destination)
         running = self._look()
-        missing = self._missing(dying, running)
+        missing = self._missing(marks, running)
         self._clear_unfinished(trees, sides, running, missing)
         if missing:
             return
@@ -267,16 +265,20 @@ class _Collection:
         self._references.load(self._destination)
         return running
 
-    def _missing(self, dying: list[ObjectInfo], running: list[Lease]) -> set[Backup]:
+    def _missing(self, marks: list[ObjectInfo], running: list[Lease]) -> set[Backup]:
         """What is expected and has no manifest, and that is not because it was being removed: its mark goes last."""
         running_now = {one for lease in running for one in lease.backups}
         missing = set(self._expected - self._references.backups - running_now)
-        missing -= {owner for info in dying if (owner := layout.backup_of(info.key)) in missing
-                    and owner is not None and _tells_of_removal(self._destination, info.key)}
+        missing -= {owner for info in marks if (owner := layout.backup_of(info.key)) in missing
+                    and owner is not None and self._tells_of_removal(owner, info.key)}
         if missing:
             self._result.missing = sorted(missing)
             self._result.held.append(told_of_missing(self._destination.name, missing))
         return missing
+
+    def _tells_of_removal(self, owner: Backup, key: str) -> bool:
+        """Is this a mark that explains that the manifest of ``owner`` is gone?"""
+        return owner in self._dying and key.startswith(layout.MARKS) and not is_withdrawn(self._destination, key)
 
     def _is_headless(self, pool: dict[str, ObjectInfo], running: list[Lease]) -> bool:
         """Objects that nothing explains, not one manifest, and yet a trace of backups: they are out of sight."""
@@ -313,7 +315,7 @@ class _Collection:
         for info in sides:
             owner = layout.backup_of(info.key)
             if owner is not None and owner not in kept:
-                known = _tells_of_removal(self._destination, info.key) or (
+                known = info.key.startswith(layout.HELD) or self._tells_of_removal(owner, info.key) or (
                     self._died is not None and info.modified_at >= self._died - SKEW)
                 found[owner] = found.get(owner, False) or known
         strange = {owner for owner, known in found.items() if not known}

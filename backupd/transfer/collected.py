@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from backupd.model.binlog import SegmentKey
 from backupd.transfer.keeping import Backup
 
 
@@ -24,8 +23,6 @@ class Collected:
     bytes_freed: int = 0
     log_parts: list[str] = field(default_factory=list)
     """Keys of parts of binary logs whose upload died."""
-    log_pieces: list[SegmentKey] = field(default_factory=list)
-    """Pieces of binary logs that their whole file has replaced, and nobody took away."""
     held: list[str] = field(default_factory=list)
     locked: int = 0
     """Files that may not be removed yet: an object lock, or missing rights. The next collection tries again."""

@@ -41,7 +41,7 @@ from backupd.transfer import segments
 from backupd.transfer.collect import References, collect, entombed, living_intents, orphans, pooled, unfinished
 from backupd.transfer.intent import intents
 from backupd.transfer.inventory import committed
-from backupd.transfer.keeping import kept_at
+from backupd.transfer.keeping import Backup, kept_at
 from backupd.transfer.lease import Alive, is_alive
 from backupd.transfer.pin import pins
 from backupd.transfer.remove import marks
@@ -171,15 +171,16 @@ def examine(destination: Destination, catalog: Collection[CatalogView] | None, *
 
 
 def repair(destination: Destination, catalog: Collection[CatalogView] | None, *, clock: Clock,
-           read_body: ReadBody | None = None, alive: Alive = is_alive) -> Repair:
+           read_body: ReadBody | None = None, alive: Alive = is_alive, dying: Collection[Backup] = ()) -> Repair:
     """Mend what can be mended at this destination alone. Never deletes a committed backup or touches a living run.
+    ``dying``: as with ``collect``.
 
     Removes the garbage of dead runs, unnamed objects and leftovers; with ``read_body``, shows wrong trees afresh.
     """
     before = examine(destination, catalog, clock=clock, read_body=read_body, alive=alive)
     wrong = {item.subject for item in before
              if item.invariant is Invariant.TREE_MATCHES_MANIFEST and item.repairable}
-    collect(destination, clock=clock, alive=alive, expected=_expected(catalog))
+    collect(destination, clock=clock, alive=alive, expected=_expected(catalog), dying=dying)
     tree = as_tree(destination)
     if wrong and tree is not None and read_body is not None:
         for found in committed(destination):

@@ -1,22 +1,21 @@
-"""Pieces of binary logs that a larger segment has made superfluous, and taking them away."""
+"""Pieces of binary logs that a larger segment has made superfluous, and taking them away.
+
+Whoever stored the larger one does that. A sweep does not: whether a piece is what the larger one says of the same bytes
+cannot be told from what is stored without a private key. So where whoever stores may not remove, and where a piece is
+not what its file says, it stays until retention lets the logs go.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
-from itertools import groupby
+from datetime import datetime
 
 from backupd.model.binlog import SegmentKey
-from backupd.model.errors import ArchivedError, DamagedError, LockedError, NotFoundError, ObjectMissingError
+from backupd.model.errors import LockedError
 from backupd.transfer import segments
 from backupd.transfer.lease import is_alive
 from backupd.transfer.pin import pins
-from storage import layout
 from storage.destination import Destination
-
-FORGOTTEN = timedelta(days=7)
-"""Who streams takes its pieces away by itself. Where it may not, or has found them to be somebody else's, they are
-still there so long after the whole file was stored."""
 
 
 def replaced_pieces(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:
@@ -42,28 +41,5 @@ def drop_pieces(target: Destination, server: str, keys: Sequence[SegmentKey], *,
     return tuple(gone)
 
 
-def clear_forgotten(target: Destination, *, now: datetime) -> list[SegmentKey]:
-    """Remove the pieces that were left beside their whole file for ``FORGOTTEN``; gives them."""
-    found: list[tuple[str, SegmentKey, list[SegmentKey]]] = []
-    for (server, _branch, _number), listed in groupby(
-            segments.keys(target), key=lambda one: (one[0], one[1].branch, one[1].number)):
-        of_file = [key for _server, key in listed]
-        whole = max(of_file, key=lambda one: (one.start == 0, one.end))
-        if left := [key for key in of_file if _holds(whole, key)]:
-            found.append((server, whole, left))
-    return [key for server, whole, left in found if _stands(target, server, whole, now - FORGOTTEN)
-            for key in drop_pieces(target, server, left, now=now)]
-
-
 def _holds(key: SegmentKey, other: SegmentKey) -> bool:
     return other != key and key.start <= other.start and other.end <= key.end
-
-
-def _stands(target: Destination, server: str, key: SegmentKey, since: datetime) -> bool:
-    """Is this the whole of a file, with everything that belongs to it, and was since then?"""
-    try:
-        header = segments.load_header(target, server, key)
-        return (header.segment.is_final and key.start == 0 and not segments.absent(target, header)
-                and target.stat(layout.segment_key(server, key)).modified_at <= since)
-    except (ArchivedError, DamagedError, NotFoundError, ObjectMissingError):
-        return False

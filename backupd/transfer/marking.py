@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from backupd.model.clock import format_time
 from backupd.model.document import NOTE_LIMIT, parsed
@@ -39,9 +39,18 @@ Sightings = Callable[[Mapping[Backup, Mark]], Mapping[Backup, Sighting]]
 """What an installation knows by itself of each of the marks that it finds at a place."""
 
 
-def since(mark: Mark, known: Sighting) -> datetime:
-    """From when its grace period counts, and for which day the brake counts it."""
-    return max(mark.at, known.since)
+def is_due(mark: Mark, known: Sighting, now: datetime, grace: timedelta) -> bool:
+    """Is its grace period over? It counts from when the mark is known here; somebody else's may ask for more."""
+    since = known.since if known.ours else max(known.since, min(mark.at, now))
+    return now - since >= grace
+
+
+def explaining(found: Mapping[Backup, Mark], known: Mapping[Backup, Sighting], now: datetime, grace: timedelta,
+               ) -> set[Backup]:
+    """Of the marks that were ``found``, those that explain a missing manifest: this installation put them, or their
+    grace period is over, so that somebody may have been removing the backup."""
+    return {owner for owner, mark in found.items()
+            if owner in known and (known[owner].ours or is_due(mark, known[owner], now, grace))}
 
 
 def is_marked(destination: Destination, server: str, backup_id: str) -> bool:

@@ -124,8 +124,13 @@ class Past:
     def well_formed(self, trail: Trail, is_right: Callable[[bytes], bool], *, written_once: bool) -> Version | None:
         """The newest state whose bytes are right; of what is ``written_once`` rather one from before ``since``: what
         comes later is somebody else's."""
-        states = sorted(trail.kept, key=lambda one: written_once and one.modified_at >= self.since)
+        states = sorted(trail.kept, key=lambda one: written_once and not self.is_of_then(trail, one))
         return next((one for one in states if is_right(self.read(one))), None)
+
+    def is_of_then(self, trail: Trail, version: Version) -> bool:
+        """Was ``version`` stored before ``since``? Of a deletion and what it hides the older time is that: see
+        ``Trail.changed_at``."""
+        return min(one.modified_at for one in (version, *trail.hiding(version)[-1:])) < self.since
 
     def state_then(self, trail: Trail) -> Version | None:
         """How it was at ``since``; None where it was not there, or deleted."""

@@ -32,7 +32,7 @@ from backupd.transfer.erasing import Locks, each
 from backupd.transfer.inventory import Committed, backup_ids, read
 from backupd.transfer.keeping import Backup, Kept, kept_at
 from backupd.transfer.lease import Alive, is_alive
-from backupd.transfer.marking import Mark, Sightings, since, takes_back, withdraw
+from backupd.transfer.marking import Mark, Sightings, explaining, is_due, takes_back, withdraw
 from backupd.transfer.sweeping import await_sweeps, sweeping
 from storage import layout, objects
 from storage.destination import Destination, ObjectInfo, as_tree
@@ -144,8 +144,10 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, sigh
     # enough to be seen here. Manifests after intents: a backup that ended in between is seen as one of the two.
     notes = marked(destination)
     known = sightings(notes)
-    age = {owner: since(note, known[owner]) for owner, note in notes.items() if owner in known}
-    due = {owner for owner in notes if owner in at_once or (owner in age and now - age[owner] >= grace)}
+    age = {owner: known[owner].since for owner in notes if owner in known}
+    due = {owner for owner, note in notes.items()
+           if owner in at_once or (owner in known and is_due(note, known[owner], now, grace))}
+    dying = due | explaining(notes, known, now, grace)
     held: list[str] = []
     for keeping in (kept, kept_at(destination)):
         staying = {owner for owner in due if keeping.covers(owner)}
@@ -170,7 +172,7 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, sigh
     locks = Locks()
     if removable:
         removable -= _last_whole(destination, found, removable, set(notes), held, confirmed)
-        missing = set(expected) - set(notes) - {one.backup for one in found}
+        missing = set(expected) - dying - {one.backup for one in found}
         found += [_Outline(owner, readable=False) for owner in sorted(missing)]
         removable -= _needed(found, removable, held)
         stuck: set[Backup] = set()
@@ -184,7 +186,7 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, sigh
                 stuck.add((server, backup_id))
     explained = frozenset().union(*(named.get(owner, frozenset()) for owner in removed))
     result = collect_held(destination, clock=clock, alive=alive, brake=brake, fence=fence, explained=explained,
-                          locks=locks, expected=set(expected) - set(removed))
+                          locks=locks, expected=set(expected) - set(removed), dying=dying)
     result.backups = [name for _server, name in removed]
     result.held = held + result.held
     result.braked = braked + result.braked

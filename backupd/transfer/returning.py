@@ -14,6 +14,8 @@ from backupd.model.progress import Progress, Report
 from backupd.transfer.bringback import MARKER, Found, Return
 from backupd.transfer.erasing import each
 from backupd.transfer.inventory import read
+from backupd.transfer.keeping import Backup
+from backupd.transfer.marking import withdraw
 from backupd.transfer.sweeping import unswept
 from storage import layout
 from storage.destination import Destination, VersionedDestination, as_versioned
@@ -21,13 +23,16 @@ from storage.destination import Destination, VersionedDestination, as_versioned
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """``keys``: what is seen again; ``failed``: by key, what is not, or is not believed, and why."""
+    """``keys``: what is seen again; ``failed``: by key, what is not, or is not believed, and why, and marks that could
+    not be withdrawn; ``unmarked``: the backups whose mark of deletion was."""
 
     keys: tuple[str, ...]
     failed: dict[str, str] = field(default_factory=dict)
+    unmarked: tuple[Backup, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return {"keys": list(self.keys), "failed": self.failed}
+        return {"keys": list(self.keys), "failed": self.failed,
+                "unmarked": [{"server": server, "backup": backup_id} for server, backup_id in self.unmarked]}
 
 
 def bring_back(destination: Destination, found: Found, *, clock: Clock, report: Report) -> Returned:
@@ -46,6 +51,7 @@ def bring_back(destination: Destination, found: Found, *, clock: Clock, report: 
         raise RefusedError(f"the marker of destination {destination.name} does not come back", detail=why,
                            hint="nothing else was touched")
     with unswept(destination, clock=clock) as lease:
+        work.unmark(destination, found, clock)  # first: whatever is interrupted brings nothing back for a sweep to take
         for _kind, group in groupby(found.returns[len(marker):], key=lambda one: one.kind):
             lease.assert_held()
             work.run(list(group))
@@ -60,10 +66,25 @@ class _Work:
         self._bytes = 0
         self._denied = False
         self._done: dict[str, int] = {}
+        self._unmarked: list[Backup] = []
         self.failed: dict[str, str] = {}
 
     def run(self, returns: Sequence[Return]) -> None:
         each(self._one, returns)
+
+    def unmark(self, destination: Destination, found: Found, clock: Clock) -> None:
+        """Withdraw the marks of deletion that do not stand."""
+        def one(owner: Backup) -> None:
+            try:
+                withdraw(destination, *owner, clock())
+            except BackupdError as error:
+                with self._lock:
+                    self.failed[layout.mark_key(*owner)] = f"this mark of deletion stands yet: {_line(error)}"
+                return
+            with self._lock:
+                self._unmarked.append(owner)
+
+        each(one, found.marks)
 
     def judged(self, destination: Destination, found: Found) -> Returned:
         """A look at what is seen now, and at whether the manifests among it are believed."""
@@ -77,7 +98,8 @@ class _Work:
             manifest = read(destination, server, backup_id)
             if manifest is not None and isinstance(manifest.header, DamagedError):
                 self.failed[layout.manifest_key(server, backup_id)] = _line(manifest.header)
-        return Returned(tuple(key for key in self._done if key not in self.failed), self.failed)
+        return Returned(tuple(key for key in self._done if key not in self.failed), self.failed,
+                        tuple(sorted(self._unmarked)))
 
     def _one(self, one: Return) -> None:
         if self._denied:

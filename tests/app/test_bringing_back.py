@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from backupd.app.bringbacktext import bring_back_text
+from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.clock import format_time
+from backupd.transfer.marking import is_marked
 from backupd.transfer.remove import is_whole
 from storage import layout, objects
 from storage.config import S3Config
@@ -23,7 +25,7 @@ from tests.storage.buckets import config, opened
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.s3server import S3Server
-from tests.transfer.stock import Stock, backup_id, everything, named, sealed
+from tests.transfer.stock import START, Stock, backup_id, everything, named, put, sealed
 from tests.transfer.test_bringback import a_while_ago, hide_everything
 
 _buckets = count(1)
@@ -59,10 +61,13 @@ def test_the_command_shows_first_and_brings_back_with_yes(
         file = str(configured(tmp_path, place._config, keys))
         since = format_time(a_while_ago())
         hide_everything(s3_server, place._config)
+        put(place, layout.mark_key("shop", backup_id(1)), b"{}")
+        with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+            catalog.marks.take("vault", ("shop", backup_id(1)), START, stored=None, confirmed=False)
         assert main(["--config", file, "bring-back", "vault", "--since", since]) == 0
         told = capsys.readouterr().out
         for word in ("marker", "manifest", "object", "HIDDEN", "OVERWRITTEN", backup_id(1), "nothing was changed",
-                     "--yes"):
+                     "--yes", "marked deleted only since", "1 marks are withdrawn"):
             assert word in told
         assert not S3Destination("vault", place._config).is_initialised()
         assert main(["--config", file, "catalog", "rebuild", "--from", "vault"]) == 1
@@ -71,6 +76,13 @@ def test_the_command_shows_first_and_brings_back_with_yes(
         document = json.loads(capsys.readouterr().out)
         assert set(document["done"]["keys"]) == before
         assert (document["lost"], document["done"]["failed"]) == ({}, {})
+        unmarked = {"server": "shop", "backup": backup_id(1)}
+        assert document["done"]["unmarked"] == [unmarked]
+        assert [one | {"since": ""} for one in document["marks"]] == [unmarked | {"since": ""}]
+        assert not is_marked(place, "shop", backup_id(1))
+        with open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
+            known = catalog.marks.look("vault", {("shop", backup_id(1)): a_while_ago()}, a_while_ago())
+        assert not known["shop", backup_id(1)].ours, "what was known of the mark is forgotten"
         assert is_whole(place, "shop", backup_id(1))
         assert main(["--config", file, "bring-back", "nas", "--since", since]) == 1
         assert "keeps no versions" in capsys.readouterr().err

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from backupd.app.recollection import Recollection
-from backupd.app.verification import fsck
+from backupd.app.verification import fsck, verify
 from backupd.app.wiring import Wiring
 from backupd.binlog.spool import Spool
 from backupd.model.binlog import Gap, SegmentKey
+from backupd.model.progress import silent
 from backupd.model.server import Position
 from backupd.transfer import segments
 from tests.app.gate import until
@@ -108,6 +109,16 @@ def test_fsck_brings_an_older_catalog_up_to_date_also_while_a_stream_is_at_work(
     assert fsck(wiring, mend=True).ok
     assert runs(wiring) == [(place, 1, 3, logs[2].size, 3) for place in PLACES]
     assert wiring.catalog.binlogs.gaps(SERVER) == ()
+
+
+def test_verify_does_not_miss_a_piece_that_its_file_has_replaced(wiring: Wiring, keys: Keys,
+                                                                 logs: tuple[RealLog, ...]) -> None:
+    piece = older_catalog(wiring, keys, logs)
+    done = verify(wiring, SERVER, None, silent)
+    assert (done.ok, done.damages) == (True, ())
+    for place in PLACES:
+        assert piece not in [key for _server, key in segments.keys(wiring.destination(place))], "nor is it fetched back"
+    assert piece not in [record.key for record in wiring.catalog.binlogs.segments(SERVER, BRANCH.id)]
 
 
 def test_fsck_fills_a_new_catalog_and_tells_the_gaps_that_the_spool_remembers(wiring: Wiring, keys: Keys,

@@ -14,7 +14,7 @@ from backupd.catalog.session import Catalog
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.e2e.house import SERVER, House
-from tests.e2e.service import ONCE_A_YEAR, catalog_of, make_due, serving, until
+from tests.e2e.service import ONCE_A_YEAR, Serving, catalog_of, make_due, serving, until
 from tests.support.dice import SOAK
 from tests.support.mailserver import MailBox, mail_server
 from tests.support.serving import held_port
@@ -75,6 +75,14 @@ def again(catalog: Catalog, job: JobRecord) -> JobRecord:
     return over(catalog, found)
 
 
+def follow(service: Serving, catalog: Catalog, policy: Path, text: str) -> None:
+    """Let the service go by another policy."""
+    before = len(catalog.events.list(kind="config-reloaded"))
+    policy.write_text(text)
+    service.reload()
+    until(lambda: len(catalog.events.list(kind="config-reloaded")) > before, lambda: "the policy's reading")
+
+
 def test_a_job_that_fails_one_that_never_started_and_one_that_hangs_are_one_mail_each_and_one_when_it_is_well(
         watched: House, catalog: Catalog, tool: Path, box: MailBox) -> None:
     fails, hangs = (f"shop-db1: {LEG} {word}" for word in ("failed", "hung"))
@@ -93,13 +101,13 @@ def test_a_job_that_fails_one_that_never_started_and_one_that_hangs_are_one_mail
         box.wait(lambda: f"[backupd] RECOVERED {fails}" in box.subjects())
 
         policy = watched.base / "policies" / "gold.yaml"
-        policy.write_text(IMPATIENT)  # only now: a slow machine's good backup is not to count as hung
+        follow(service, catalog, policy, IMPATIENT)  # only now: a slow machine's good backup is not to count as hung
         tool.write_text("exec sleep 600\n")
         hung = over(catalog, scheduled(catalog))
         assert (hung.state, hung.message[:7]) == (JobState.FAILED, "stopped")
         box.wait(lambda: f"[backupd] ERROR {hangs}" in box.subjects())
         tool.unlink()
-        policy.write_text(POLICY)
+        follow(service, catalog, policy, POLICY)
         if again(catalog, hung).state is not JobState.SUCCEEDED:  # its repetition hung as well
             assert over(catalog, scheduled(catalog)).state is JobState.SUCCEEDED
         box.wait(lambda: f"[backupd] RECOVERED {hangs}" in box.subjects())

@@ -15,10 +15,12 @@ from backupd.app.deletion import delete, sweep_destination, undelete
 from backupd.app.retention import REASON, apply, make_room
 from backupd.app.sighted import unconfirmed
 from backupd.catalog.session import Catalog, open_catalog
+from backupd.model.backup import BackupState
 from backupd.model.clock import format_time
 from backupd.transfer.remove import mark
 from storage import layout
 from tests.retention.shelf import SERVER, Shelf
+from tests.transfer.stock import pool
 
 Make = Callable[..., Shelf]
 
@@ -96,6 +98,75 @@ def test_forged_times_that_are_spread_over_the_future_or_many_days_do_not_pass_t
     one.clock.move(days=2)
     sweep_destination(one.wiring, one.at())
     assert one.present() == set(ids)
+
+
+@pytest.mark.parametrize("ahead", [-300.0, 3.0])
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_strange_marks_explain_no_missing_manifest_before_they_are_due(shelf: Make, ahead: float, seen: bool,
+                                                                       withdrawn: bool) -> None:
+    one = shelf()
+    ids = one.daily(6)
+    before = pool(one.at())
+    forge(one, *ids[1:], ahead=ahead)
+    if seen:
+        sweep_destination(one.wiring, one.at())
+    for name in ids[1:]:
+        one.at().delete(layout.manifest_key(SERVER, name))
+        if withdrawn:
+            one.at().delete(layout.mark_key(SERVER, name))
+    for _look in range(3):
+        assert any("the catalog expects 5 backups" in line for line in sweep_destination(one.wiring, one.at()))
+        one.clock.move(hours=7)
+    assert pool(one.at()) == before
+    assert all(list(one.at().list(layout.backup_folder(SERVER, name))) for name in ids)
+    assert {one.state(name) for name in ids[1:]} <= {BackupState.COMPLETE, BackupState.DAMAGED}
+    assert not {name for name in ids if one.copies(name)["local"] == "deleted"}
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_what_a_killed_sweep_left_of_a_backup_that_was_due_goes_with_the_next_one(shelf: Make, ours: bool) -> None:
+    one = shelf()
+    ids = one.daily(6)
+    if ours:
+        delete(one.wiring, ids[3], now=False)
+    else:
+        forge(one, ids[3])
+    sweep_destination(one.wiring, one.at())
+    one.clock.move(days=1, hours=1)
+    one.at().delete(layout.manifest_key(SERVER, ids[3]))
+    assert sweep_destination(one.wiring, one.at()) == []
+    assert len(pool(one.at())) == 5
+    assert not one.marked()
+    assert one.agrees()
+
+
+def test_a_time_in_the_future_neither_passes_the_brake_nor_keeps_ones_own_mark_from_being_due(shelf: Make) -> None:
+    one = shelf()
+    ids = one.daily(14)
+    for number, name in enumerate(ids):
+        forge(one, name, ahead=1.1 * number)
+    sweep_destination(one.wiring, one.at())
+    assert set(unconfirmed(one.wiring, one.at()).values()) == {one.clock()}
+    one.clock.move(days=30)
+    sweep_destination(one.wiring, one.at())
+    assert one.present() == set(ids)
+    undelete(one.wiring, ids[0])
+    delete(one.wiring, ids[13], now=False)
+    one.clock.move(days=1, hours=1)
+    sweep_destination(one.wiring, one.at())
+    assert one.present() == set(ids[:13])
+
+
+def test_ones_own_mark_of_a_clock_that_was_ahead_is_due_by_the_clock_of_now(shelf: Make) -> None:
+    one = shelf()
+    ids = one.daily(3)
+    one.catalog.marks.take("local", (SERVER, ids[2]), one.clock(), stored=None, confirmed=True)
+    mark(one.at(), SERVER, ids[2], one.clock() + timedelta(days=3000))
+    sweep_destination(one.wiring, one.at())
+    one.clock.move(days=1, hours=1)
+    sweep_destination(one.wiring, one.at())
+    assert one.present() == set(ids[:2])
 
 
 def test_really_releases_what_the_brake_told_of_and_nothing_that_came_just_now(shelf: Make) -> None:

@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import BinaryIO
 
 import pytest
 
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment
-from backupd.model.errors import BusyError, ForbiddenError, RefusedError
+from backupd.model.errors import BusyError, ForbiddenError, LockedError, RefusedError
 from backupd.model.manifest import StoredObject
 from backupd.model.progress import silent
 from backupd.transfer import segments
 from backupd.transfer.bringback import MANIFEST, OBJECT, Found, find
 from backupd.transfer.fsck import examine
 from backupd.transfer.inventory import backup_ids
-from backupd.transfer.remove import is_whole, mark
+from backupd.transfer.marking import is_marked
+from backupd.transfer.remove import is_whole, mark, marks
 from backupd.transfer.repairing import put_right
 from backupd.transfer.returning import bring_back
 from backupd.transfer.segmentdoc import SealedPart, SegmentHeader, encode_segment
 from backupd.transfer.sweeping import sweeping
 from storage import layout, objects
 from storage.config import S3Config
+from storage.destination import Capability, Destination, ObjectInfo, Version
 from storage.memory import MemoryDestination
 from storage.s3 import S3Destination
 from tests.storage.buckets import config, opened
 from tests.support.s3server import S3Server
-from tests.transfer.stock import START, Stock, backup_id, everything, named, put, sealed
+from tests.transfer.stock import START, FakeClock, Stock, backup_id, everything, named, put, sealed
 
 _buckets = count(1)
 BRANCH = Branch("shop", "20261121T040000Z-0000000a", START, BranchReason.FIRST, "u", "mariadb", "binlog", 1)
@@ -50,6 +54,50 @@ def next_second() -> datetime:
 
 def a_while_ago() -> datetime:
     return now() - timedelta(minutes=1)
+
+
+class Versions(MemoryDestination):
+    """Tells of each version when it was put: not every server of S3 does, once it was overwritten. ``locked``: nothing
+    may be deleted."""
+
+    capabilities = Capability.VERSIONS
+
+    def __init__(self, clock: FakeClock, *, locked: bool = False) -> None:
+        super().__init__("vault", tree=False, clock=clock)
+        self._now, self._locked = clock, locked
+        self._states: dict[str, list[tuple[datetime, bytes | None]]] = {}
+
+    def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
+        raw = stream.read()
+        self._states.setdefault(key, []).append((self._now(), raw))
+        return super().put(key, io.BytesIO(raw))
+
+    def delete(self, key: str) -> None:
+        if self._locked:
+            raise LockedError(f"{key} is locked")
+        self.hide(key)
+
+    def hide(self, key: str) -> None:
+        super().delete(key)
+        self._states[key].append((self._now(), None))
+
+    def versions(self, prefix: str) -> Iterator[Version]:
+        for key in sorted(key for key in self._states if key.startswith(prefix)):
+            states = list(enumerate(self._states[key]))
+            for number, (at, raw) in reversed(states):
+                yield Version(key, str(number), at, number == len(states) - 1, None if raw is None else len(raw))
+
+    def open_version(self, version: Version) -> BinaryIO:
+        assert version.id is not None
+        raw = self._states[version.key][int(version.id)][1]
+        assert raw is not None
+        return io.BytesIO(raw)
+
+    def version_checksum(self, version: Version) -> str | None:
+        return None
+
+    def bring_back(self, version: Version, above: Sequence[Version]) -> None:
+        self.put(version.key, self.open_version(version))
 
 
 @contextlib.contextmanager
@@ -165,6 +213,94 @@ def test_what_had_been_marked_deleted_by_then_stays_away_and_what_was_marked_lat
         assert "marked deleted" in found.left[layout.manifest_key("shop", backup_id(1))]
 
 
+@pytest.mark.parametrize("locked", [False, True], ids=["deleted", "taken back"])
+def test_a_mark_that_was_put_in_the_doubted_time_is_withdrawn(locked: bool) -> None:
+    clock = FakeClock()
+    place = Versions(clock, locked=locked)
+    stock = Stock(place)
+    for number in range(1, 6):
+        stock.add(number, {"t": b"%d" % number})
+    mark(place, "shop", backup_id(4), clock())
+    put(place, layout.mark_key("shop", backup_id(5)), b'{"withdrawn": "2026-11-21T04:00:00Z"}')
+    clock.move(hours=1)
+    since = clock()
+    for number in (1, 2, 4, 5):
+        put(place, layout.mark_key("shop", backup_id(number)),
+            b"junk" if number == 1 else b'{"at": "2020-01-01T00:00:00Z"}')
+    put(place, layout.mark_key("shop", backup_id(9)), b"of a backup that never was")
+    place.hide(layout.manifest_key("shop", backup_id(1)))
+    found = find(place, since)
+    doubted = [("shop", backup_id(number)) for number in (1, 2, 5)]
+    assert sorted(found.marks) == doubted, "what comes back, and what is there; a mark of before stands"
+    assert [one["backup"] for one in found.as_json()["marks"]] == [owner[1] for owner in doubted]
+    assert found.backups() == [("shop", backup_id(1))]
+    assert is_marked(place, "shop", backup_id(2)), "looking changes nothing"
+    done = bring_back(place, found, clock=clock, report=silent)
+    assert (done.unmarked, done.failed) == (tuple(doubted), {})
+    assert set(marks(place)) == {("shop", backup_id(4)), ("shop", backup_id(9))}
+    assert find(place, since).is_nothing
+
+
+def test_a_mark_that_cannot_be_withdrawn_is_told(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bucket(s3_server) as place:
+        Stock(place).add(1, {"t": b"one"})
+        mark(place, "shop", backup_id(1), now())
+        found = find(place, a_while_ago())
+
+        def refuse(key: str) -> None:
+            raise ForbiddenError(f"{key} may not be deleted")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(place, "delete", lambda key: refuse(key) if key.startswith(layout.MARKS) else None)
+            done = bring_back(place, found, clock=now, report=silent)
+        assert done.unmarked == ()
+        assert "stands yet" in done.failed[layout.mark_key("shop", backup_id(1))]
+
+
+def test_what_was_forged_in_the_doubted_time_hides_nothing_true() -> None:
+    """Well-formed signatures and descriptions of logs over the true ones, and a newer copy of the catalog."""
+    clock = FakeClock()
+    place = Versions(clock)
+    true, junk = (b"-----BEGIN PGP SIGNATURE-----\n" + word for word in (b"true", b"junk"))
+    Stock(place).add(1, {"t": b"one"})
+    manifest = layout.manifest_key("shop", backup_id(1))
+    segments.put_branch(place, BRANCH)
+    forged, ended = log(place, 1, 0, 500, START), log(place, 2, 0, 500, START, Ending.OPEN)
+    copy, newer = (layout.catalog_key(START + timedelta(days=days), f"{'a' * 12}-{'b' * 12}") for days in (0, 1))
+    signed = [layout.signature_key(key) for key in (manifest, copy, forged + layout.SEGMENT)]
+    later = layout.signature_key(ended + layout.SEGMENT)
+    for key in (*signed, later):
+        put(place, key, true)
+    put(place, copy, b"true")
+    clock.move(hours=1)
+    since = clock()
+    put(place, later, true + b", too")
+    log(place, 2, 0, 500, START)
+    for key in signed:
+        put(place, key, junk)
+    for key in (manifest, newer):
+        put(place, key, b"junk")
+    for number in (1, 2):
+        log(place, number, 0, 500, START, part=b"forged")
+    for key in (copy, newer, layout.signature_key(copy)):
+        place.hide(key)
+    found = find(place, since)
+    assert (found.lost, list(found.left)) == ({}, [newer])
+    assert bring_back(place, found, clock=clock, report=silent).failed == {}
+    assert {seen(place, key) for key in signed} == {true}
+    assert (seen(place, later), seen(place, copy)) == (true + b", too", b"true")
+    assert is_whole(place, "shop", backup_id(1))
+    headers = {one.folder: one for one in segments.headers(place) if isinstance(one, SegmentHeader)}
+    assert headers[ended].segment.ending is Ending.ROTATED, "its end became known, which changes nothing else"
+    assert all(not segments.problems(place, headers[folder]) for folder in (forged, ended))
+    assert find(place, since).is_nothing
+
+
+def seen(place: Versions, key: str) -> bytes:
+    with place.get(key) as stream:
+        return stream.read()
+
+
 def test_what_no_version_has_is_named(s3_server: S3Server) -> None:
     with bucket(s3_server) as place, contextlib.closing(s3_server.client()) as client:
         where = place._config
@@ -179,13 +315,14 @@ def test_what_no_version_has_is_named(s3_server: S3Server) -> None:
         assert len(found.backups()) == 1
 
 
-def log(place: S3Destination, number: int, start: int, end: int, last: datetime) -> str:
+def log(place: Destination, number: int, start: int, end: int, last: datetime, ending: Ending = Ending.ROTATED, *,
+        part: bytes = b"") -> str:
     """A segment, unsealed as everything here; its folder."""
-    part = b"%d %d" % (number, start)
+    part = part or b"%d %d" % (number, start)
     item = StoredObject(layout.part_name(0, piece=end < 900), len(part), hashlib.sha256(part).hexdigest())
     segment = Segment(
         server="shop", branch=BRANCH.id, file=f"binlog.{number:06d}", number=number, start=start, end=end,
-        ending=Ending.ROTATED, gtids_before="", gtids_after="", transactions=1, first_at=last, last_at=last,
+        ending=ending, gtids_before="", gtids_after="", transactions=1, first_at=last, last_at=last,
         precise=True, server_ids=(1,), flavour="mariadb", server_version="10.11.6", sha256="0" * 64, remarks=())
     header = SegmentHeader(segment, ("A" * 40,), (SealedPart(item, end - start, "0" * 64),), ())
     put(place, header.folder + item.name, part)
@@ -207,7 +344,7 @@ def test_logs_that_somebody_needs_come_back_and_what_nobody_has_a_digest_of(s3_s
         for key in noted | passing | {superseded}:
             put(place, key, b"-----BEGIN PGP SIGNATURE-----")
         before = everything(place)
-        since = a_while_ago()
+        since = next_second()
         hide_everything(s3_server, place._config)
         place._seen = None
         found = bring(place, since)

@@ -1,23 +1,21 @@
-"""Pieces of binary logs that stay where nothing, or not everything, may be deleted, and who takes them away at last."""
+"""Pieces of binary logs that stay where not everything may be deleted, and that no sweep takes away."""
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, datetime, timedelta
-
-import pytest
 
 from backupd.model.binlog import Branch, BranchReason, SegmentKey
 from backupd.model.errors import LockedError
 from backupd.transfer import segments
 from backupd.transfer.collect import collect
 from backupd.transfer.logpieces import drop_pieces, replaced_pieces
-from backupd.transfer.pin import Pin
 from storage import layout
 from storage.memory import MemoryDestination
 from tests.binlog.archived import QuickSealer
 from tests.support.archivedlogs import archive_log
 from tests.support.reallogs import real_logs
-from tests.transfer.stock import FakeClock, Stock, backup_id
+from tests.transfer.stock import FakeClock, Stock
 
 BRANCH = Branch(server="shop", id="20261121T040000Z-0000000a", noticed_at=datetime(2026, 11, 21, 4, tzinfo=UTC),
                 reason=BranchReason.FIRST, server_uuid="u", flavour="mariadb", basename="binlog", first_number=1)
@@ -58,25 +56,18 @@ def test_what_a_lock_keeps_does_not_keep_the_pieces_that_it_never_takes() -> Non
     assert drop_pieces(place, "shop", [key for key in pieces if not key.start], now=datetime.now(UTC)) == ()
 
 
-def test_pieces_that_their_writer_may_not_remove_are_removed_by_whoever_sweeps_there() -> None:
+def test_no_sweep_removes_pieces_since_it_cannot_know_whether_their_file_is_what_they_are() -> None:
+    """Neither one of other bytes, nor one of a whole that is rotten, nor one that nobody has come to remove."""
     place = MemoryDestination("away", tree=False)
     whole, pieces = filled(place)
+    other = next(log for log in real_logs() if log.data[:CUTS[0]] != LOG.data[:CUTS[0]])
+    end = next(cut for cut in other.cuts if 0 < cut < len(LOG.data) and cut not in CUTS)
+    stranger = archive_log(place, QuickSealer(), BRANCH, 1, other.data, start=0, end=end).segment.key
+    rotten = layout.segment_folder("shop", whole) + layout.part_name(0)
+    with place.get(rotten) as stream:
+        raw = bytearray(stream.read())
+    raw[len(raw) // 2] ^= 1
+    place.put(rotten, io.BytesIO(bytes(raw)))
     Stock(place).add(1, {"t": b"a backup"})
-    clock = FakeClock(datetime.now(UTC))
-    clock.move(days=1)
-    assert collect(place, clock=clock).log_pieces == [], "whoever wrote them has a week for it"
-    clock.move(days=7)
-    with Pin(place, backup_id(7), [("shop", backup_id(1))], clock=clock):
-        assert collect(place, clock=clock).log_pieces == [], "somebody reads"
-    assert set(collect(place, clock=clock).log_pieces) == set(pieces)
-    assert present(place) == {whole}
-
-
-@pytest.mark.parametrize("lost", [layout.SEGMENT, layout.part_name(0)])
-def test_pieces_stay_while_their_file_is_not_there_whole(lost: str) -> None:
-    place = MemoryDestination("away", tree=False)
-    whole, pieces = filled(place)
-    place.delete(layout.segment_folder("shop", whole) + lost)
-    clock = FakeClock(datetime.now(UTC) + timedelta(days=8))
-    assert collect(place, clock=clock).log_pieces == []
-    assert set(pieces) <= present(place)
+    collect(place, clock=FakeClock(datetime.now(UTC) + timedelta(days=400)))
+    assert present(place) == {whole, stranger, *pieces}

@@ -58,7 +58,8 @@ def test_side_files_of_an_expected_backup_stay_and_those_of_a_removed_one_go(pla
     place.delete(layout.manifest_key(*FIRST))
     assert collect(place, clock=clock, expected=[FIRST, SECOND]).side_files == []
     put(place, layout.mark_key(*FIRST), b"{}")
-    done = collect(place, clock=clock, expected=[FIRST, SECOND])
+    assert collect(place, clock=clock, expected=[FIRST, SECOND]).missing == [FIRST], "whose mark is that?"
+    done = collect(place, clock=clock, expected=[FIRST, SECOND], dying=[FIRST])
     assert (done.missing, done.objects) == ([], 1), "it was being removed: its mark goes last"
 
 
