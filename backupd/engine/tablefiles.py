@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from backupd.engine.filenames import decode_file_name
 from backupd.engine.tables import SYSTEM_SCHEMAS
+from backupd.model.inventory import BaseTable
 from backupd.model.table import TableName
 
 _KEPT = 100_000
@@ -25,6 +27,18 @@ _SMALL = (".TRN", ".sdi")
 """Suffixes of tiny files that are named after something else: a trigger, a table and a number. All are taken."""
 _END = re.compile(r"\.|#[A-Za-z]+#")
 _IN_SCHEMA = re.compile(r"(?P<schema>[^/#]+)/(?P<file>[^/]+)")
+_PART = re.compile("#(?:[Pp]|[Ss][Pp])#")
+_SDI = re.compile(r"(?P<schema>[^/#]+)/(?P<prefix>[^/]+)_\d+\.sdi")
+_INNODB = "innodb"
+_OF_ENGINE: Mapping[str, tuple[str, ...]] = {
+    "myisam": ("MYD", "MYI"),
+    "aria": ("MAD", "MAI"),
+    "csv": ("CSV", "CSM"),
+    "archive": ("ARZ",),
+    "mrg_myisam": ("MRG",),
+}
+"""Suffixes of the files without which a table of the engine is nothing. Engines that are not here keep no file for
+each table (RocksDB), keep nothing (MEMORY), or keep it elsewhere."""
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -69,6 +83,88 @@ def left_behind(paths: Iterable[str]) -> dict[str, str]:
         if len(able) == 1:
             found[link] = able[0]
     return found
+
+
+def absent(tables: Iterable[BaseTable], paths: Iterable[str],
+           renamed: Mapping[str, str] | None = None) -> tuple[BaseTable, ...]:
+    """Those of ``tables`` of which the backup with the entries ``paths`` lacks a file that they need, each partition's
+    counted.
+
+    A table of InnoDB needs its ``.ibd``, or its ``.ibd.delta`` and ``.ibd.meta`` in an increment, or the same as
+    ``.new``; none where it shares a tablespace or ``space`` is not known. Whether definitions are files of their own
+    (``.frm``, ``.sdi``) shows in ``paths``. ``renamed``: stem to stem, what the files ``*.ren`` say (see
+    ``datafiles``); None where nobody has read them, and then no table of InnoDB is called absent that may be meant.
+    """
+    return tuple(_Held(frozenset(paths), renamed).lacking(tables))
+
+
+class _Held:
+    """What a backup holds, by table and partition. Suffixes are without their dot; the partition of a table that has
+    none is ""."""
+
+    def __init__(self, paths: Collection[str], renamed: Mapping[str, str] | None) -> None:
+        self._suffixes: dict[TableName, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._sdi: dict[str, set[str]] = defaultdict(set)
+        moved = left_behind(paths)
+        for path in paths:
+            stem = stem_of(path)
+            if stem:
+                part, _, suffix = path.removeprefix(stem).partition(".")
+                self._suffixes[table_of(stem)][_part_name(part)].add(suffix)
+                if stem in moved:
+                    self._suffixes[table_of(moved[stem])][_part_name(part)].add(suffix)
+            elif match := _SDI.fullmatch(path):
+                self._sdi[decode_file_name(match["schema"])].add(decode_file_name(match["prefix"]))
+        self._has_frm = any(path.endswith(".frm") for path in paths)
+        renames = [path.removesuffix(".ren") for path in paths if path.endswith(".ren")]
+        self._unsure = any(stem not in (renamed or {}) for stem in renames)
+        taken = [(*_named(stem), *_named((renamed or {})[stem])) for stem in renames if stem in (renamed or {})]
+        self._come = {(table, part) for old, of, table, part in taken if self._pages(old, of)}
+        self._gone = {(old, of) for old, of, _table, _part in taken}
+
+    def lacking(self, tables: Iterable[BaseTable]) -> Iterator[BaseTable]:
+        return (table for table in tables if not self._whole(table))
+
+    def _whole(self, table: BaseTable) -> bool:
+        found, engine = self._suffixes.get(table.name, {}), table.engine.lower()
+        if self._has_frm:
+            if "frm" not in found.get("", ()):
+                return False
+        elif self._sdi and engine in _OF_ENGINE and not any(
+                table.name.table.startswith(prefix) for prefix in self._sdi.get(table.name.schema, ())):
+            return False
+        if engine == _INNODB:
+            if table.shared or table.space is None:
+                return True
+            return all(self._has_pages(table.name, part) for part in table.parts or ("",))
+        needed = _OF_ENGINE.get(engine, ())
+        # Where the partitions are not known, each that left a trace has to be whole, and there has to be one.
+        known = [part.lower() for part in table.parts] or [part for part in found if part] or [""]
+        return all(suffix in found.get(part, ()) for part in known for suffix in needed)
+
+    def _has_pages(self, table: TableName, part: str) -> bool:
+        part = part.lower()
+        if (table, part) in self._come:
+            return True
+        there = self._suffixes.get(table, {}).get(part, ())
+        if "new" in there or {"new.delta", "new.meta"} <= set(there):
+            return True
+        return self._unsure or ((table, part) not in self._gone and self._pages(table, part))
+
+    def _pages(self, table: TableName, part: str) -> bool:
+        """Are there pages that were copied under this name, of a table that was not dropped meanwhile?"""
+        there = self._suffixes.get(table, {}).get(part, set())
+        return "del" not in there and ("ibd" in there or {"ibd.delta", "ibd.meta"} <= there)
+
+
+def _named(stem: str) -> tuple[TableName, str]:
+    table, mark, rest = stem.partition("#") if "/#" not in stem else (stem, "", "")
+    return table_of(table), _part_name(mark + rest)
+
+
+def _part_name(part: str) -> str:
+    """``p0/p0sp1`` of ``#P#p0#SP#p0sp1``; upper and lower case are the same to the servers."""
+    return "/".join(decode_file_name(name).lower() for name in _PART.split(part)[1:])
 
 
 def fulltext_id(path: str) -> int | None:

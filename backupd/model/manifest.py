@@ -23,7 +23,9 @@ from backupd.model.clock import format_time, parse_time
 from backupd.model.document import parsed
 from backupd.model.dump import DumpFacts
 from backupd.model.errors import DamagedError
+from backupd.model.inventory import BaseTable
 from backupd.model.server import Position, Receipts, ServerInfo, Tool
+from backupd.model.table import TableName
 
 FORMAT = "backupd-manifest/1"
 CODEC = "zstd+openpgp"
@@ -141,7 +143,9 @@ class Entry:
 @dataclass(frozen=True, slots=True)
 class BodyFacts:
     """Everything of the body but the entries. ``objects_digest`` binds the body to its header's object list, ``parent``
-    to the backup that it builds on. ``dump``: of a logical backup."""
+    to the backup that it builds on. ``dump``: of a logical backup. ``inventory``: of a physical one, every table that
+    the server had at its position; None where no list could be made, and in manifests that are older than it.
+    ``missing``: those of them that the backup does not hold."""
 
     backup_id: str
     position: Position
@@ -152,6 +156,8 @@ class BodyFacts:
     warnings: tuple[str, ...] = ()
     parent: str | None = None
     dump: DumpFacts | None = None
+    inventory: tuple[BaseTable, ...] | None = None
+    missing: tuple[TableName, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +259,17 @@ def decode_entry(line: dict[str, Any]) -> Entry:
 def encode_body(body: Body) -> Iterator[bytes]:
     """The body as JSON lines, one chunk of bytes per line."""
     facts = body.facts
-    first = {"format": FORMAT, "backup": facts.backup_id, "position": facts.position.as_json(),
-             "server": facts.server.as_json(), "tool": facts.tool.as_json(), "receipts": facts.receipts.as_json(),
-             "objects_digest": facts.objects_digest, "warnings": list(facts.warnings), "parent": facts.parent,
-             "entries": len(body.entries)}
+    first: dict[str, Any] = {
+        "format": FORMAT, "backup": facts.backup_id, "position": facts.position.as_json(),
+        "server": facts.server.as_json(), "tool": facts.tool.as_json(), "receipts": facts.receipts.as_json(),
+        "objects_digest": facts.objects_digest, "warnings": list(facts.warnings), "parent": facts.parent,
+        "entries": len(body.entries)}
     if facts.dump is not None:
         first["dump"] = facts.dump.as_json()
+    if facts.inventory is not None:
+        first["inventory"] = [table.as_json() for table in facts.inventory]
+    if facts.missing:
+        first["missing"] = [[name.schema, name.table] for name in facts.missing]
     yield json.dumps(first, sort_keys=True).encode() + b"\n"
     for entry in body.entries:
         yield json.dumps(encode_entry(entry), sort_keys=True).encode() + b"\n"
@@ -279,7 +290,9 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
             server=ServerInfo.from_json(first["server"]), tool=Tool.from_json(first["tool"]),
             receipts=Receipts.from_json(first["receipts"]), objects_digest=first["objects_digest"],
             warnings=tuple(first["warnings"]), parent=first["parent"],
-            dump=DumpFacts.from_json(first["dump"]) if "dump" in first else None)
+            dump=DumpFacts.from_json(first["dump"]) if "dump" in first else None,
+            inventory=tuple(map(BaseTable.from_json, first["inventory"])) if "inventory" in first else None,
+            missing=tuple(TableName(str(schema), str(table)) for schema, table in first.get("missing", ())))
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
                            hint="restore from another destination's copy of this backup") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from backupd.engine.filenames import decode_file_name
 from backupd.engine.preparation import without_left_out
 from backupd.engine.tablefiles import (
+    absent,
     fulltext_id,
     highest_space_id,
     left_behind,
@@ -18,6 +20,9 @@ from backupd.engine.tablefiles import (
     stem_of,
     table_of,
 )
+from backupd.model.inventory import BaseTable
+from backupd.model.manifest import Body, BodyFacts, decode_body, encode_body
+from backupd.model.server import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
 from backupd.model.table import TableName
 from tests.support.mariadb import PrivateServer
 
@@ -99,3 +104,86 @@ def test_only_files_that_were_left_out_may_be_missed_by_a_prepare() -> None:
     ]
     kept = without_left_out("\n".join(lines), lambda path: stem_of(path) == "shop/x")
     assert kept.splitlines() == lines[4:]
+
+
+def _lacking(engine: str, *files: str, table: str = "t", space: int | None = 7, shared: bool = False,
+             parts: tuple[str, ...] = (), renamed: dict[str, str] | None = None) -> bool:
+    one = BaseTable(TableName("m", table), engine, space, shared, parts)
+    return absent([one], ["mysql/db.frm", *files], renamed) == (one,)
+
+
+@pytest.mark.parametrize(("engine", "files"), [
+    ("MyISAM", ("m/t.frm", "m/t.MYD", "m/t.MYI")), ("Aria", ("m/t.frm", "m/t.MAD", "m/t.MAI")),
+    ("CSV", ("m/t.frm", "m/t.CSV", "m/t.CSM")), ("ARCHIVE", ("m/t.frm", "m/t.ARZ")),
+    ("MRG_MyISAM", ("m/t.frm", "m/t.MRG")), ("InnoDB", ("m/t.frm", "m/t.ibd")), ("InnoDB", ("m/t.frm", "m/t.new")),
+    ("InnoDB", ("m/t.frm", "m/t.ibd.delta", "m/t.ibd.meta")), ("InnoDB", ("m/t.frm", "m/t.new.delta", "m/t.new.meta")),
+    ("MEMORY", ("m/t.frm",)), ("BLACKHOLE", ("m/t.frm",)), ("ROCKSDB", ("m/t.frm",)), ("", ("m/t.frm",))])
+def test_a_table_needs_every_file_of_its_engine(engine: str, files: tuple[str, ...]) -> None:
+    assert not _lacking(engine, *files)
+    for left_out in files:
+        assert _lacking(engine, *(file for file in files if file != left_out)), left_out
+
+
+@pytest.mark.parametrize(("engine", "suffixes"), [("InnoDB", ("ibd",)), ("MyISAM", ("MYD", "MYI"))])
+def test_each_partition_needs_its_files(engine: str, suffixes: tuple[str, ...]) -> None:
+    whole = ["m/t.frm", "m/t.par",
+             *(f"m/t#P#{part}.{suffix}" for part in ("p0#SP#Gr@1i@1je", "p1#SP#s1") for suffix in suffixes)]
+    parts = ("p0/gr\u00f6\u00dfe", "P1/s1")
+    assert not _lacking(engine, *whole, parts=parts)
+    for left_out in whole[2:]:
+        assert _lacking(engine, *(file for file in whole if file != left_out), parts=parts), left_out
+    assert not _lacking("MyISAM", "m/t.frm", "m/t#P#a.MYD", "m/t#P#a.MYI"), "the partitions are not known"
+    assert _lacking("MyISAM", "m/t.frm", "m/t#P#a.MYD"), "the partitions are not known"
+
+
+def test_tables_of_a_common_tablespace_have_no_file_of_their_own() -> None:
+    assert not _lacking("InnoDB", "m/t.frm", shared=True)
+    assert not _lacking("InnoDB", "m/t.frm", space=None), "it may be in the system tablespace"
+    assert _lacking("InnoDB", space=None)
+
+
+def test_names_of_files_are_read_as_names_of_tables() -> None:
+    assert not _lacking("Aria", "m/na@0vve@002e.frm", "m/na@0vve@002e.MAD", "m/na@0vve@002e.MAI", table="na\u00efve.")
+    assert _lacking("Aria", "m/t.frm", "m/t.MAD", "m/t.MAI", table="T")
+
+
+def test_tables_that_were_renamed_or_dropped_while_the_tool_ran() -> None:
+    swapped = ("m/t.frm", "m/u.frm", "m/t.ibd", "m/t.ren", "m/u.ibd", "m/u.ren")
+    assert not _lacking("InnoDB", *swapped, renamed={"m/t": "m/u", "m/u": "m/t"})
+    assert not _lacking("InnoDB", "m/t.frm", "m/u.ibd", "m/u.ren", renamed={"m/u": "m/t"})
+    assert _lacking("InnoDB", "m/t.frm", "m/t.ibd", "m/t.ren", renamed={"m/t": "m/u"})
+    assert not _lacking("InnoDB", "m/t.frm", "m/u.ibd", "m/u.ren"), "nobody knows what it is called now"
+    assert _lacking("InnoDB", "m/t.frm", "m/t.ibd", "m/t.del")
+    assert not _lacking("InnoDB", "m/t.frm", "m/t.ibd", "m/t.del", "m/t.new")
+    assert not _lacking("InnoDB", "m/t.frm", "o/t.ibd", "o/t.isl"), "moved with its DATA DIRECTORY into another schema"
+
+
+def test_where_definitions_are_in_the_dictionary() -> None:
+    name = "a_table_with_a_long_name"
+    one = BaseTable(TableName("m", name), "MyISAM")
+    files = [f"m/{name}.MYD", f"m/{name}.MYI", "m/a_table_with_a_l_361.sdi"]
+    assert absent([one], files) == ()
+    for left_out in files[:2]:
+        assert absent([one], [file for file in files if file != left_out]) == (one,)
+    assert absent([one], [*files[:2], "n/other_7.sdi"]) == (one,)
+    assert absent([BaseTable(TableName("m", "i"), "InnoDB", 4)], ["m/i.ibd", *files]) == ()
+
+
+def test_a_manifest_tells_what_tables_there_were() -> None:
+    version = Version(10, 11, 6)
+    server = ServerInfo(
+        flavour=Flavour.MARIADB, version=version, version_text="10.11.6", datadir="/d", hostname="h", server_id=1,
+        server_uuid="", role=Role.STANDALONE, read_only=False, log_bin=False, position=Position(), gtid_mode="",
+        engines={}, data_bytes=0, tables=0)
+    facts = BodyFacts(
+        backup_id="20260102T000000Z-00000001", position=Position(), server=server, tool=Tool("t", "/t", version, "10"),
+        receipts=Receipts("full-backuped", 0, 1, 1, Position(), "10.11.6", "10.11.6"), objects_digest="",
+        missing=(TableName("m", "no`de"),), inventory=(
+            BaseTable(TableName("m", "größe"), "InnoDB", 7, shared=True),
+            BaseTable(TableName("m", "t"), "Aria", parts=("p0", "p1/s1"))))
+    written = b"".join(encode_body(Body(facts, ())))
+    assert decode_body(written).facts == facts
+    earlier = replace(facts, missing=(), inventory=None)
+    old = b"".join(encode_body(Body(earlier, ())))
+    assert not {b"inventory", b"missing"} & set(old.split(b'"'))
+    assert decode_body(old).facts == earlier
