@@ -24,6 +24,7 @@ from backupd.transfer.segmentdoc import SegmentHeader, decode_segment
 from storage import layout
 from storage.destination import Destination, ObjectInfo
 from storage.memory import MemoryDestination
+from tests.support.oracle import same
 from tests.support.reallogs import RealLog
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
@@ -255,7 +256,7 @@ class House:
         assert [(h.segment.number, h.segment.start, h.segment.end) for h in found] == [
             (log.number, 0, log.size) for log in logs]
         for header, log in zip(found, logs, strict=True):
-            assert plain_of(destination, header) == log.archived
+            same(plain_of(destination, header), log.archived, header.folder)
             assert header.segment.ending is log.ending
             assert header.segment.transactions == len(log.transactions)
             assert self.books.segments[name, header.segment.key] == header.segment
@@ -276,7 +277,7 @@ def plain_of(destination: Destination, header: SegmentHeader) -> bytes:
     for part in header.parts:
         with destination.get(header.folder + part.stored.name) as stream:
             plain += stream.read()[16:]
-    assert hashlib.sha256(plain).hexdigest() == header.segment.sha256
+    same(hashlib.sha256(plain).hexdigest(), header.segment.sha256, header.folder)
     return plain
 
 

@@ -23,6 +23,7 @@ from backupd.model.binlog import Branch, Gap
 from backupd.model.server import Flavour, Position
 from tests.support.mariadb import PrivateServer
 from tests.support.mysql import MySQLServer, beside, mysqld
+from tests.support.oracle import nothing_lost, same
 from tests.support.server import Server
 
 USER, PASSWORD = "stream", "Stream-s3cret \\\"#' 9"
@@ -167,12 +168,12 @@ def assert_identical(spool: Spool, server: Server) -> None:
     current = int(log_status(server)[0].rpartition(".")[2])
     numbers = [file.number for file in files]
     missing = set(range(branch.first_number, current + 1)) - set(numbers)
-    assert missing <= named_missing(spool.gaps(), branch), (missing, spool.gaps())
+    nothing_lost(named_missing(spool.gaps(), branch), missing, f"log files of the server; gaps: {spool.gaps()}")
     assert numbers == sorted(numbers)
     for file in files:
         there = server.datadir / file.name
         if there.exists():
-            assert plain(file.path) == plain(there), file.name
+            same(plain(file.path), plain(there), file.name)
     assert all(file.ended for file in files[:-1])
     assert files[-1].ended is None
 

@@ -16,6 +16,7 @@ from typing import Any
 from tests.support import warm
 from tests.support.dice import size
 from tests.support.keys import Keys
+from tests.support.oracle import judged
 from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server
 
 BACKUPD = str(Path(sys.executable).with_name("backupd"))
@@ -34,7 +35,7 @@ class Done:
 
     @property
     def json(self) -> Any:
-        return json.loads(self.out)
+        return json.loads(self.out, object_hook=judged)
 
     @property
     def all(self) -> str:

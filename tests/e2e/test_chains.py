@@ -3,7 +3,6 @@ back as the source was at that member's place, and a chain that is not whole is 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from tests.e2e.house import SERVER, House
 from tests.support.dice import thrown
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
+from tests.support.oracle import stored
 from tests.support.places import give_to_database, short_directory
 from tests.support.replica import replica_of
 from tests.support.sample import checksum_everything
@@ -127,8 +127,7 @@ def sums_of(datadir: Path) -> dict[str, int]:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*")) if path.is_file() and "pins" not in path.parts}
+    return stored(folder, besides={"pins"})
 
 
 @contextmanager

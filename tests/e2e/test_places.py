@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
+from tests.support.oracle import Sums
 from tests.support.places import give_to_database
 from tests.support.replica import replica_of
 from tests.support.sample import checksum_everything
@@ -32,11 +33,11 @@ def tmpfs(path: Path, size: str) -> Iterator[Path]:
 
 def fingerprint(folder: Path) -> dict[str, tuple[str, int, int]]:
     """Content, inode and time of last change of every file below ``folder``."""
-    return {
+    return Sums({
         path.relative_to(folder).as_posix(): (
             hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_ino, path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+    })
 
 
 def test_tables_outside_the_datadir_are_restored_inside_and_the_living_source_is_not_touched(

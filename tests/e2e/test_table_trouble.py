@@ -24,6 +24,7 @@ from tests.e2e.service import alive, descendants, until
 from tests.support.dice import SOAK, rounds, thrown
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
+from tests.support.oracle import Total
 from tests.support.places import short_directory
 from tests.support.server import SERVICE_USER, Server, query
 
@@ -51,7 +52,7 @@ class Shop:
                 *(more or ("--tables", ORDERS, "--tables", LINES, "--confirm", SERVER)))
 
     def sums(self) -> tuple[int, int]:
-        first, second = (int(row[1]) for row in self.server.query(f"CHECKSUM TABLE {ORDERS}, {LINES}"))
+        first, second = (Total(row[1]) for row in self.server.query(f"CHECKSUM TABLE {ORDERS}, {LINES}"))
         return first, second
 
     def sessions(self) -> list[str]:

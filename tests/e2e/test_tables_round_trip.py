@@ -19,6 +19,7 @@ from tests.e2e.house import SERVER, House
 from tests.support import zoo
 from tests.support.dice import SOAK, rounds
 from tests.support.keys import Keys
+from tests.support.oracle import Sums, Total
 from tests.support.places import short_directory
 from tests.support.sample import checksum_everything
 from tests.support.server import SERVICE_USER, Server
@@ -210,11 +211,11 @@ def everything(server: Server) -> tuple[dict[str, int], dict[str, str]]:
     """The zoo by its own sums: those of the server change for a key over many values (MySQL)."""
     with server.connect() as connection:
         sums = checksum_everything(connection)
-    return {name: value for name, value in sums.items() if not name.startswith("`zoo`")}, zoo.checksums(server)
+    return Sums({name: value for name, value in sums.items() if not name.startswith("`zoo`")}), zoo.checksums(server)
 
 
 def checksum(server: Server, table: str) -> int:
-    return int(server.query(f"CHECKSUM TABLE {table}")[0][1])
+    return Total(server.query(f"CHECKSUM TABLE {table}")[0][1])
 
 
 def assert_no_staging(server: Server) -> None:

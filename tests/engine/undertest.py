@@ -25,6 +25,7 @@ from backupd.engine.xtrabackup import XtraBackup
 from backupd.model.server import Tool
 from tests.engine.backups import Taken, give_to_database, take, the_tool
 from tests.support.mariadb import PrivateServer
+from tests.support.oracle import Sums
 from tests.support.server import BACKUP_USER, Server
 
 TOOLS = ("mariadb-backup", "xtrabackup")
@@ -77,7 +78,7 @@ class ToolUnderTest:
 
     def checksums(self, server: Server | None = None) -> dict[str, int]:
         rows = (server or self.server).query(f"CHECKSUM TABLE {', '.join(TABLES)}")
-        return {str(name): int(value) for name, value in rows}
+        return Sums({str(name): int(value) for name, value in rows})
 
     def rows_of(self, prepared: Path) -> dict[str, int]:
         """Start a server on ``prepared`` and look; the folder is gone afterwards."""

@@ -30,6 +30,7 @@ from tests.restore.rolling import (
     roll,
     running_copy,
 )
+from tests.support.oracle import Sums
 from tests.support.server import Server
 
 OWN = "('mysql', 'information_schema', 'performance_schema', 'sys')"
@@ -141,9 +142,9 @@ def _without_parents(statement: str, schema: str, tables: Collection[TableName])
 def checksums(ask: Ask, tables: Collection[TableName]) -> dict[TableName, Any]:
     """Content and definition of those that are there."""
     there = tables_of(ask)
-    return {name: (ask(f"CHECKSUM TABLE {name}")[0][1],
+    return Sums({name: (ask(f"CHECKSUM TABLE {name}")[0][1],
                    re.sub(r" AUTO_INCREMENT=\d+", "", str(ask(f"SHOW CREATE TABLE {name}")[0][1])))
-            for name in sorted(tables) if name in there}
+            for name in sorted(tables) if name in there})
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from restore.replayconfig import replay_config
 from tests.support import mysql, sample
 from tests.support.mariadb import PrivateServer
 from tests.support.mysql import MySQLServer
+from tests.support.oracle import Sums
 from tests.support.places import give_to_database, make_short_directory
 from tests.support.server import Server, quote_name
 
@@ -242,8 +243,8 @@ def content(kind: Kind, ask: Ask) -> dict[str, Any]:
     tables = [(str(a), str(b)) for a, b in ask(
         f"SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_TYPE = 'BASE TABLE' "
         f"AND TABLE_SCHEMA NOT IN {OWN}")]
-    found: dict[str, Any] = {
-        f"{a}.{b}": ask(f"CHECKSUM TABLE {quote_name(a, b)}")[0][1] for a, b in sorted(tables)}
+    found: dict[str, Any] = Sums(
+        {f"{a}.{b}": ask(f"CHECKSUM TABLE {quote_name(a, b)}")[0][1] for a, b in sorted(tables)})
     # How far AUTO_INCREMENT got is in no log: transactions that are tried again, or rolled back, move it, too.
     found["definitions"] = {name: re.sub(r" AUTO_INCREMENT=\d+", "", str(ask(
         f"SHOW CREATE TABLE {quote_name(*name)}")[0][1])) for name in sorted(tables)}

@@ -28,6 +28,7 @@ from tests.restore.rolling import Kind
 from tests.restore.taken import now
 from tests.support import mysql
 from tests.support.keys import Keys
+from tests.support.oracle import Sums
 from tests.support.places import make_short_directory
 from tests.support.server import SERVICE_PASSWORD, SERVICE_USER, Server
 
@@ -108,7 +109,7 @@ def sums(asked: Server | Connection, tables: list[str]) -> dict[str, object]:
     else:
         with asked.connect() as session:
             rows = session.query(statement)
-    return {str(name): number for name, number in rows}
+    return Sums({str(name): number for name, number in rows})
 
 
 def name(text: str) -> TableName:

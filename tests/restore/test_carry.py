@@ -34,6 +34,7 @@ from tests.restore.subsets import MIB, Shelf
 from tests.restore.taken import now
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
+from tests.support.oracle import Rows
 from tests.support.places import DATABASE_USER, short_directory
 from tests.support.server import Server, quote_name
 
@@ -68,7 +69,8 @@ class House:
         return (*TABLES, *((PAST,) if self.kind.mariadb else ()))
 
     def sums(self, server: Server, names: Sequence[TableName], *, staged: bool = False) -> list[object]:
-        return [checksum(server, TableName(STAGING[name.schema], name.table) if staged else name) for name in names]
+        return Rows(checksum(server, TableName(STAGING[name.schema], name.table) if staged else name)
+                    for name in names)
 
     def carry(self, folder: Path, names: Sequence[TableName] = ()) -> Carried:
         return carry(at(self.source), at(self.target), names or self.names, STAGING, folder, report=silent)

@@ -10,6 +10,7 @@ from typing import Any, Self
 import pymysql
 from pymysql.connections import Connection
 
+from tests.support.oracle import Total
 from tests.support.sample import ACCOUNTS
 from tests.support.server import Server
 
@@ -111,4 +112,4 @@ def bank_total(connection: Connection[Any]) -> int:
     with connection.cursor() as cursor:
         cursor.execute("SELECT SUM(balance) FROM bank.accounts")
         row = cursor.fetchone()
-    return int(row[0]) if row else 0
+    return Total(row[0] if row else 0)

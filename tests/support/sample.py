@@ -10,6 +10,7 @@ from typing import Any
 
 from pymysql.connections import Connection
 
+from tests.support.oracle import Sums
 from tests.support.server import Server, query, quote_name
 
 MARKER = "PLAINTEXT-MARKER-3f9d2c71"
@@ -290,7 +291,7 @@ def checksum_everything(connection: Connection[Any]) -> dict[str, int]:
             (SYSTEM_SCHEMAS,),
         )
     ]
-    sums: dict[str, int] = {}
+    sums: dict[str, int] = Sums()
     for first in range(0, len(names), 100):
         batch = names[first : first + 100]
         rows = query(connection, f"CHECKSUM TABLE {', '.join(batch)} EXTENDED")
@@ -331,7 +332,7 @@ def describe_everything(connection: Connection[Any]) -> dict[str, list[str]]:
             "SHOW GRANTS FOR " + (quote_name(user) if role == "Y" else f"{quote_name(user)}@{quote_name(host)}"),
         )
     ]
-    return found
+    return Sums(found)
 
 
 def digest(sums: dict[str, int]) -> str:

@@ -20,6 +20,7 @@ import pymysql
 from pymysql.connections import Connection
 
 from tests.support.datadir import Options, ServerDiedError, write_mysqld_group
+from tests.support.oracle import Rows, Total, reads_rows
 from tests.support.places import DATABASE_USER, give_to_database, make_short_directory, runs_as_root
 
 Row = tuple[Any, ...]
@@ -59,7 +60,8 @@ def connect(
 def query(connection: Connection[Any], sql: str, args: Sequence[Any] = ()) -> list[Row]:
     with connection.cursor() as cursor:
         cursor.execute(sql, tuple(args) or None)
-        return [tuple(row) for row in cursor.fetchall()]
+        rows = [tuple(row) for row in cursor.fetchall()]
+        return Rows(rows) if reads_rows(sql) else rows
 
 
 def quote_name(*names: str) -> str:
@@ -191,7 +193,8 @@ class Server:
         return query(self._root, sql, args)
 
     def scalar(self, sql: str, args: Sequence[Any] = ()) -> Any:
-        return self.query(sql, args)[0][0]
+        value = self.query(sql, args)[0][0]
+        return Total(value) if isinstance(value, int) and reads_rows(sql) else value
 
     def execute(self, *statements: str) -> None:
         """Run statements one after the other as root, each committed."""

@@ -14,6 +14,7 @@ from typing import Any
 from pymysql.connections import Connection
 
 from backupd.model.table import TableName, quote_name
+from tests.support.oracle import Sums
 from tests.support.server import Server, query
 
 EVERY_BYTE = bytes(range(256))
@@ -78,7 +79,7 @@ def checksums(server: Server, schema: str = "zoo", names: Iterable[str] | None =
     with closing(server.connect()) as connection:
         query(connection, "SET NAMES binary")
         query(connection, "SET SESSION time_zone = '+00:00', sql_mode = ''")
-        return {name: _checksum(connection, schema, name) for name in wanted}
+        return Sums({name: _checksum(connection, schema, name) for name in wanted})
 
 
 def _checksum(connection: Connection[Any], schema: str, name: str) -> str:
