@@ -12,7 +12,9 @@ RUN apt-get update \
         --shell /usr/sbin/nologin mysql
 
 COPY . /opt/backupd
-RUN python3 -m venv /opt/venv && /opt/venv/bin/pip install --no-cache-dir "/opt/backupd[channels,postgresql]"
+RUN python3 -m venv /opt/venv \
+    && /opt/venv/bin/pip install --no-cache-dir --require-hashes --requirement /opt/backupd/requirements.lock \
+    && /opt/venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation /opt/backupd
 
 ENV PATH="/opt/venv/bin:$PATH" PYTHONUNBUFFERED=1
 EXPOSE 8642

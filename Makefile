@@ -1,5 +1,5 @@
 # Every target is a script of the same name; read those.
-.PHONY: setup demo test bench check soak fmt screenshots
+.PHONY: setup demo test bench check soak fmt screenshots lock sbom
 
-setup demo test bench check soak fmt screenshots:
+setup demo test bench check soak fmt screenshots lock sbom:
 	@scripts/$@
