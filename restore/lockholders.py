@@ -22,11 +22,8 @@ SELECT p.ID, p.USER, p.HOST, p.TIME, LEFT(COALESCE(p.INFO, p.COMMAND), 100), CON
 FROM information_schema.METADATA_LOCK_INFO m JOIN information_schema.PROCESSLIST p ON p.ID = m.THREAD_ID
 WHERE p.ID <> CONNECTION_ID() AND (m.TABLE_SCHEMA, m.TABLE_NAME) IN ({tables}) ORDER BY p.TIME DESC LIMIT 10
 """
-_TRANSACTIONS = """
-SELECT p.ID, p.USER, p.HOST, p.TIME, LEFT(COALESCE(p.INFO, p.COMMAND), 100), ''
-FROM information_schema.PROCESSLIST p JOIN information_schema.INNODB_TRX t ON t.trx_mysql_thread_id = p.ID
-WHERE p.ID <> CONNECTION_ID() ORDER BY t.trx_started LIMIT 10
-"""
+_TRANSACTIONS = "SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX ORDER BY trx_started"
+_SHOWN = 10
 _NOT_HERE = frozenset({1109, 1146})
 """No such table: a plugin that is not loaded, a performance schema that is not there."""
 
@@ -40,13 +37,16 @@ def lock_holders(session: Session, tables: Iterable[TableName]) -> tuple[str, ..
         if rows := _asked(session, query.format(tables=pairs), *names):
             return tuple(f"{table} is held by connection {number} of {user}@{host}, {seconds} s: {info}"
                          for number, user, host, seconds, info, table in rows)
-    return tuple(f"open transaction: connection {number} of {user}@{host}, {seconds} s: {info}"
-                 for number, user, host, seconds, info, _ in _asked(session, _TRANSACTIONS))
+    there = {int(row["Id"]): row for row in session.records("SHOW PROCESSLIST", shown=True)}
+    open_ones = [there[number] for (number,) in _asked(session, _TRANSACTIONS)
+                 if number in there and number != session.thread_id]
+    return tuple(f"open transaction: connection {row['Id']} of {row['User']}@{row['Host']}, {row['Time']} s: "
+                 f"{row['Info'] or row['Command']}" for row in open_ones[:_SHOWN])
 
 
 def _asked(session: Session, query: str, *names: str) -> list[tuple[object, ...]]:
     try:
-        return session.query(query, *names)
+        return session.query(query, *names, shown=True)
     except ServerError as error:
         if not (is_denied(error) or error_code(error) in _NOT_HERE):
             raise

@@ -7,8 +7,6 @@ import threading
 from backupd.engine.client import Session
 from backupd.model.errors import ServerError
 
-_STATE = "SELECT STATE FROM information_schema.PROCESSLIST WHERE ID = %s"
-
 
 class Renaming:
     """Takes over ``session`` and closes it in ``join``."""
@@ -24,7 +22,9 @@ class Renaming:
         number = self._session.thread_id
         self._thread.start()
         while self._thread.is_alive():
-            if "waiting" in str(holder.scalar(_STATE, number)).lower():
+            # Not out of information_schema: MySQL's has no answer while one statement there is no valid UTF-8.
+            if any(row["Id"] == number and "waiting" in str(row["State"]).lower()
+                   for row in holder.records("SHOW PROCESSLIST", shown=True)):
                 return
             self._thread.join(0.002)
 

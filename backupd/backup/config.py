@@ -114,7 +114,7 @@ def _option_file(files: HostFiles, path: Path) -> None:
 
 
 def _variables(session: Session, files: HostFiles) -> Mapping[str, str]:
-    variables = {str(name).lower(): str(value) for name, value in session.query("SHOW GLOBAL VARIABLES")}
+    variables = {str(name).lower(): str(value) for name, value in session.query("SHOW GLOBAL VARIABLES", shown=True)}
     files.text("server/variables.txt", "".join(f"{name} = {value}\n" for name, value in sorted(variables.items())))
     return variables
 
@@ -163,7 +163,7 @@ def _named_by_server(session: Session, info: ServerInfo) -> list[str]:
 
 def _ask(session: Session, question: str, files: HostFiles) -> list[tuple[Any, ...]]:
     try:
-        return session.query(question)
+        return session.query(question, shown=True)
     except ServerError as error:
         _tell(error, files)
         return []
@@ -171,7 +171,7 @@ def _ask(session: Session, question: str, files: HostFiles) -> list[tuple[Any, .
 
 def _ask_records(session: Session, question: str, files: HostFiles) -> list[dict[str, Any]]:
     try:
-        return session.records(question)
+        return session.records(question, shown=True)
     except ServerError as error:
         _tell(error, files)
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import socket
 import ssl
@@ -22,6 +23,9 @@ from backupd.model.errors import ConfigurationError, Problem, ServerError
 
 DEFAULT_SOCKET = "/run/mysqld/mysqld.sock"
 DEFAULT_PORT = 3306
+
+_EXACT = "backupd-utf8"
+"""The codec of every session, see ``Session``."""
 
 ACCESS_DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1698})
 """Error numbers that mean: this account may not."""
@@ -144,7 +148,12 @@ class Connection:
 
 
 class Session:
-    """One open connection, autocommit on, texts in utf8mb4. A context manager; for one thread at a time."""
+    """One open connection, autocommit on, texts in utf8mb4. A context manager; for one thread at a time.
+
+    Servers send texts that are not UTF-8: statements cut in the middle of a character, bytes of other character sets
+    under a wrong name. Answers keep such bytes exactly, as lone surrogates (``surrogateescape``), and a statement sends
+    them back as they were: a text that is data stays what it is. What is only for people is asked for with ``shown``.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -181,8 +190,9 @@ class Session:
                 raw.connect(opened)
             else:
                 raw.connect()
-        except (pymysql.err.Error, OSError) as error:
+        except (pymysql.err.Error, OSError, UnicodeError) as error:
             raise _server_error(f"cannot connect to the server at {connection.address}", error) from error
+        raw.encoding = _EXACT
         self._raw = raw
 
     @property
@@ -204,13 +214,15 @@ class Session:
         credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", credentials)[0])
 
-    def query(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
-        """All rows. Raises ServerError."""
-        return list(self._run(Cursor, sql, args))
+    def query(self, sql: str, *args: Any, shown: bool = False) -> list[tuple[Any, ...]]:
+        """All rows. ``shown``: bytes that are no UTF-8 are replaced (U+FFFD), for people. Raises ServerError."""
+        rows = self._run(Cursor, sql, args)
+        return [tuple(map(readable, row)) for row in rows] if shown else list(rows)
 
-    def records(self, sql: str, *args: Any) -> list[dict[str, Any]]:
-        """All rows with their column names. Raises ServerError."""
-        return list(self._run(DictCursor, sql, args))
+    def records(self, sql: str, *args: Any, shown: bool = False) -> list[dict[str, Any]]:
+        """All rows with their column names. ``shown``: as with ``query``. Raises ServerError."""
+        rows = self._run(DictCursor, sql, args)
+        return [{name: readable(value) for name, value in row.items()} for row in rows] if shown else list(rows)
 
     def scalar(self, sql: str, *args: Any) -> Any:
         """The first column of the first row, or None without a row. Raises ServerError."""
@@ -227,18 +239,16 @@ class Session:
         try:
             rows = int(self._raw.query(statement))
             return rows, int(self._raw._result.warning_count)  # noqa: SLF001 - PyMySQL has no other way to it
-        except (pymysql.err.Error, OSError) as error:
-            raise _server_error(f"the server at {self.connection.address} refused a statement", error) from error
+        except (pymysql.err.Error, OSError, UnicodeError) as error:
+            raise self._refused(error) from error
 
     def packets(self, sql: str) -> Generator[Row, None, None]:
         """Each row of ``sql`` as the server sends it, undecoded, while it still reads (see ``rowstream.values``). Left
         before the end, the session is closed. Raises ServerError."""
         try:
             yield from rowstream.packets(self._raw, sql)
-        except (pymysql.err.Error, OSError) as error:
-            raise _server_error(
-                f"the server at {self.connection.address} refused a statement", error, statement=sql
-            ) from error
+        except (pymysql.err.Error, OSError, UnicodeError) as error:
+            raise self._refused(error, sql) from error
 
     def break_off(self) -> None:
         """From any thread: end the conversation now; whoever waits for an answer gets ServerError."""
@@ -248,7 +258,7 @@ class Session:
         """Is the server still there? Raises ServerError; never reconnects."""
         try:
             self._raw.ping(reconnect=False)
-        except (pymysql.err.Error, OSError) as error:
+        except (pymysql.err.Error, OSError, UnicodeError) as error:
             raise _server_error(f"lost the server at {self.connection.address}", error) from error
 
     def close(self) -> None:
@@ -270,10 +280,21 @@ class Session:
                 cursor.execute(sql, tuple(args) or None)
                 rows: Sequence[Any] = cursor.fetchall()
                 return rows
-        except (pymysql.err.Error, OSError) as error:
-            raise _server_error(
-                f"the server at {self.connection.address} refused a statement", error, statement=sql
-            ) from error
+        except (pymysql.err.Error, OSError, UnicodeError) as error:
+            raise self._refused(error, sql) from error
+
+    def _refused(self, error: pymysql.err.Error | OSError | UnicodeError, sql: str = "") -> ServerError:
+        if isinstance(error, UnicodeDecodeError):
+            # A name of a column, a number: no server sends these otherwise. The rest of the answer is still on its way.
+            self.close()
+            return _server_error(f"the server at {self.connection.address} sent an answer that cannot be read", error,
+                                 statement=sql)
+        return _server_error(f"the server at {self.connection.address} refused a statement", error, statement=sql)
+
+
+def readable(value: Any) -> Any:
+    """``value`` for people: a text without the bytes that are no UTF-8; anything else as it is."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(value, str) else value
 
 
 def error_code(error: ServerError) -> int:
@@ -289,16 +310,28 @@ def is_denied(error: ServerError) -> bool:
     return error_code(error) in ACCESS_DENIED
 
 
-def _server_error(message: str, error: pymysql.err.Error | OSError, *, statement: str = "") -> ServerError:
+def _server_error(
+    message: str, error: pymysql.err.Error | OSError | UnicodeError, *, statement: str = ""
+) -> ServerError:
     arguments = error.args
     code = arguments[0] if arguments and isinstance(arguments[0], int) else 0
     if isinstance(error, OSError):
         code = _NO_SOCKET
-    text = str(arguments[1]) if len(arguments) > 1 else str(error)
+    text = str(arguments[1]) if len(arguments) > 1 and not isinstance(error, UnicodeError) else str(error)
     detail = f"{text} (error {code})" if code else text
     if statement:
-        detail += f" at: {' '.join(statement.split())[:200]}"
+        detail += f" at: {readable(' '.join(statement.split())[:200])}"
     return ServerError(message, detail=detail, hint=_HINTS.get(code, ""))
+
+
+def _exact(name: str) -> codecs.CodecInfo | None:
+    if name.replace("_", "-") != _EXACT:
+        return None
+    return codecs.CodecInfo(name=_EXACT, encode=lambda text, _errors="": codecs.utf_8_encode(text, "surrogateescape"),
+                            decode=lambda data, _errors="": codecs.utf_8_decode(data, "surrogateescape", True))
+
+
+codecs.register(_exact)
 
 
 def _open_socket(path: str, timeout: float) -> socket.socket:

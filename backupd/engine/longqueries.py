@@ -78,7 +78,7 @@ def waiting(session: Session) -> tuple[Changing, ...]:
 
 
 def _statements(session: Session) -> Iterator[tuple[Running, str]]:
-    for row in session.records("SHOW FULL PROCESSLIST"):
+    for row in session.records("SHOW FULL PROCESSLIST", shown=True):
         text = row["Info"]
         state = str(row["State"] or "")
         if not text or int(row["Id"]) == session.thread_id or str(row["Command"]).lower() in _NOT_STATEMENTS \

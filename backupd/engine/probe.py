@@ -58,7 +58,7 @@ def probe(connection: Connection) -> ServerInfo:
 def examine(session: Session, *, tolerant: bool = False) -> Probed:
     """``probe`` and census on an open session. With ``tolerant``, what the account may not ask is left out
     and listed in ``denied``; otherwise it raises ServerError."""
-    variables = {str(name).lower(): str(value) for name, value in session.query("SHOW GLOBAL VARIABLES")}
+    variables = {str(name).lower(): str(value) for name, value in session.query("SHOW GLOBAL VARIABLES", shown=True)}
     flavour = flavour_of(variables.get("version", ""), variables.get("version_comment", ""))
     version = Version.parse(variables["version"])
     dialect = dialect_of(flavour, version)
@@ -133,7 +133,7 @@ def _role(session: Session, dialect: Dialect, denied: list[str]) -> Role:
         if not is_denied(error):
             raise
         denied.append(error.detail)
-    threads = session.records("SHOW PROCESSLIST")
+    threads = session.records("SHOW PROCESSLIST", shown=True)
     if any(row["User"] == "system user" and row["Command"] in _REPLICA_THREADS for row in threads):
         return Role.REPLICA
     dumps = [row for row in threads if str(row["Command"]).startswith("Binlog Dump")]
