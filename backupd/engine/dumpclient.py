@@ -144,7 +144,7 @@ class ClientDumpRun:
         deadline = time.monotonic() + seconds
         while not self._begun.wait(_TICK / 5):
             self._check_cancelled()
-            if not self._reader.is_alive():
+            if not self._reader.is_alive() and not self._begun.is_set():  # it sets that before it ends
                 raise self._failure or ToolError(f"{self._tool.name} ended before it began",
                                                  detail=pipeline.stderr_tail(self._program))
             if time.monotonic() > deadline:

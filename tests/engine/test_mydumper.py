@@ -131,6 +131,23 @@ def test_the_snapshots_are_those_of_the_moment_that_open_returns(
                        "REPEAT(CHAR(65 + seq % 26), 190) FROM mysql.seq_1_to_1000")
 
 
+def test_a_mydumper_that_ended_before_its_words_were_heard_has_made_a_whole_dump(
+    tool: MyDumper, asked: DumpRequest
+) -> None:
+    slow: list[str] = []
+
+    def hear(line: str) -> None:
+        if not slow:
+            until(lambda: not processes_in(asked.folder))  # all is written, and mydumper gone
+        slow.append(line)
+
+    small = replace(asked, tables=wanted(SMALL), on_stderr=hear)
+    dumped = dump(tool, small)
+    assert dumped.good == {name.table for name in SMALL}
+    assert dumped.rows[TableName("shop", "orders")] == 2
+    assert slow
+
+
 def test_a_remote_host_and_a_password_of_all_characters_reach_the_server(
     tool: MyDumper, source: PrivateServer, asked: DumpRequest
 ) -> None:
