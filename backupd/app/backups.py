@@ -107,7 +107,7 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
                 if uncovered(probed.info.engines, probed.info.flavour, tool.tool.name) else {})
     policy = server.policy
     artefact = collect(connection, probed.info, policy.config_files)
-    warnings = (*probed.warnings, *shortcomings(tool, probed.info), *artefact.warnings,
+    warnings = (*probed.warnings, *shortcomings(tool, probed.info, paths=wiring.settings.programs), *artefact.warnings,
                 *(f"{key.name}: {key.warning}" for key in keys if key.warning))
     late = behind(wiring, server.name)
     warnings = (*warnings, *clock_warning(late))

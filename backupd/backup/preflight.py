@@ -162,7 +162,7 @@ def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[F
     else:
         tool = physical.tool
         yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version}")
-        yield from (warning("tool", sentence) for sentence in shortcomings(physical, info))
+        yield from (warning("tool", sentence) for sentence in shortcomings(physical, info, paths=spec.programs))
         yield from examine_coverage(list_tables(session), info.flavour, tool.name, spec.logical)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,8 +40,8 @@ _BESIDE_VERSION = ("ersion", "based on", "Ver ", "built against")
 @dataclass(frozen=True, slots=True)
 class Family:
     """One kind of physical tool. ``programs``: the names to look for, best first, each of them the name of the tool in
-    manifests; ``names``: what it calls its receipts; ``package``: what to install, with ``{series}`` of the server;
-    ``fits``: may this version of the tool (first) touch files of this version of a server (second)?"""
+    manifests; ``names``: what it calls its receipts; ``package``: what to install, with ``{series}`` of the server
+    and its ``{digits}``; ``fits``: may this version of the tool (first) touch files of this version of a server (second)?"""
 
     programs: tuple[str, ...]
     names: ReceiptNames
@@ -72,11 +72,20 @@ class Row:
 
 
 def _same_series(tool: Version, server: Version) -> bool:
+    """MariaDB's rule; and from XtraBackup 8.1 on Percona's, too: its manuals of 8.4 and of the innovation releases have
+    each tool serve every server of its own series (8.4.0 all of 8.4), and no other."""
     return tool.series == server.series
 
 
-def _same_series_not_older(tool: Version, server: Version) -> bool:
-    return tool.series == server.series and tool >= server
+_SERVES_LATER = Version(8, 0, 34)
+
+
+def _series_80(tool: Version, server: Version) -> bool:
+    """Percona's manual of 8.0 ("Server version and backup version comparison", "Supported versions"): a tool before
+    8.0.34 needs a server that is not newer; 8.0.34 dropped the check, and from there on the tool serves older and later
+    servers of 8.0, while lock-ddl is ON, its default. The last tool is 8.0.35 with a number of its own (8.0.35-35); the
+    servers went on."""
+    return tool.series == server.series and (tool >= _SERVES_LATER or tool >= server)
 
 
 def _series_24(tool: Version, _server: Version) -> bool:
@@ -93,9 +102,10 @@ _MARIADB_NEW = Family(("mariadb-backup",), receipts.MARIADB_BACKUP, "mariadb-bac
                       MariaBackup)
 # XTRABACKUP: Percona's numbers its tools apart from the servers up to 2.4, like the servers from 8.0 on.
 _XTRABACKUP_24 = Family((XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-24", _series_24, XtraBackup)
-_XTRABACKUP_80 = Family((XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-80, not older than the server,",
-                        _same_series_not_older, XtraBackup)
-_XTRABACKUP = Family((XTRABACKUP,), receipts.XTRABACKUP, "Percona XtraBackup {series}", _same_series, XtraBackup)
+_XTRABACKUP_80 = Family((XTRABACKUP,), receipts.XTRABACKUP, "percona-xtrabackup-80 (8.0.34 or later)", _series_80,
+                        XtraBackup)
+_XTRABACKUP = Family((XTRABACKUP,), receipts.XTRABACKUP, "Percona XtraBackup {series} (percona-xtrabackup-{digits})",
+                     _same_series, XtraBackup)
 _CLONE = Family((clone.NAME,), clone.NAMES, "the server's own program mysqld", operator.eq, _clone)
 
 _MYSQL = (("mysqld",), ("mysqld",))
@@ -163,9 +173,25 @@ def physical_tool(
     return family.make(tool, family.names)
 
 
-def shortcomings(tool: PhysicalTool, info: ServerInfo) -> tuple[str, ...]:
-    """What a backup of this server by this tool lacks, in sentences for people."""
-    return tool.warnings(info) if isinstance(tool, Clone) else ()
+def shortcomings(
+    tool: PhysicalTool, info: ServerInfo, *, paths: Mapping[str, str] = NO_PATHS
+) -> tuple[str, ...]:
+    """What a backup of this server by this tool lacks, in sentences for people, and which better tool was passed over
+    and why. One that is neither installed nor configured is not passed over."""
+    return (*_passed_over(tool, info, paths), *(tool.warnings(info) if isinstance(tool, Clone) else ()))
+
+
+def _passed_over(tool: PhysicalTool, info: ServerInfo, paths: Mapping[str, str]) -> Iterator[str]:
+    for family in row_for(info.flavour, info.version).families:
+        names = (clone.NAME,) if family is _CLONE else family.programs
+        if tool.tool.name in names:
+            return
+        try:
+            _fitting(family, info.flavour, info.version, paths)
+        except ToolError as error:
+            if not isinstance(error, ToolMissingError) or any(paths.get(name) for name in names):
+                yield (f"{error.message}, so {tool.tool.name} takes its place; "
+                       f"{_to_install((family,), info.version)}")
 
 
 def refuse_unfit(session: Session, info: ServerInfo, tool: Tool) -> None:
@@ -212,7 +238,8 @@ def _fitting(family: Family, flavour: Flavour, version: Version, paths: Mapping[
 
 
 def _to_install(families: Sequence[Family], version: Version) -> str:
-    wanted = [family.package.format(series=version.series) for family in families]
+    series = version.series
+    wanted = [family.package.format(series=series, digits=series.replace(".", "")) for family in families]
     return f"install {' or '.join(wanted)} on this host, from the server's own repository"
 
 

@@ -10,7 +10,7 @@ by ``verify_files``:
   ``verify_prepared`` compares the number of the last "Shutdown completed" line.
 * copy-back of what was never prepared, or with --apply-log-only only: backup_type must be full-prepared.
 * a stream cut between two files: the receipts, written last, are missing.
-* an unknown option is ignored: what a version knows stands in ``_OPTIONS``, and nothing else is passed.
+* an unknown option is ignored by 2.4 and ends later ones: the tool's own ``--help`` tells what it knows.
 
 It shows a password of its command line in the process list, so that stands in the option file, which is the only one
 that is read: an [xtrabackup] group of the server's could change the format of the stream, and what the clients keep in
@@ -19,8 +19,9 @@ that is read: an [xtrabackup] group of the server's could change the format of t
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,8 @@ from backupd.engine.streaming import StreamingCapture, StreamingTool
 from backupd.engine.xbstream import Dialect
 from backupd.model.errors import RefusedError, ToolError
 from backupd.model.server import Receipts, Tool, Version
+from backupd.process.command import Command
+from backupd.process.run import run
 
 REDO = "xtrabackup_logfile"
 APPLIED_TYPE = "log-applied"
@@ -57,23 +60,23 @@ DDL_LOCK_SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """An option that versions from ``first`` on, up to and without ``end``, know and need."""
+    """An option that versions from ``first`` on, up to and without ``end``, need where this build knows it."""
 
     text: str
-    first: Version
+    first: Version | None = None
     end: Version | None = None
 
-    def is_for(self, version: Version) -> bool:
-        return self.first <= version and (self.end is None or version < self.end)
+    def is_for(self, version: Version, known: Collection[str]) -> bool:
+        needed = (self.first is None or self.first <= version) and (self.end is None or version < self.end)
+        return needed and self.text.partition("=")[0] in known
 
 
 _OPTIONS = (
-    _Option("--no-version-check", Version(2, 4)),  # it would call home
-    _Option(f"--ftwrl-wait-timeout={QUERY_WAIT_SECONDS}", Version(2, 4)),
-    _Option(f"--ftwrl-wait-threshold={QUERY_AGE_SECONDS}", Version(2, 4)),
-    _Option("--ftwrl-wait-query-type=all", Version(2, 4)),
-    _Option(f"--backup-lock-timeout={LOCK_SECONDS - 5}", Version(2, 4, 16), Version(3, 0)),
-    _Option(f"--backup-lock-timeout={LOCK_SECONDS - 5}", Version(8, 0, 8)),
+    _Option("--no-version-check"),  # it would call home; builds without that check do not know the option
+    _Option(f"--ftwrl-wait-timeout={QUERY_WAIT_SECONDS}"),
+    _Option(f"--ftwrl-wait-threshold={QUERY_AGE_SECONDS}"),
+    _Option("--ftwrl-wait-query-type=all"),
+    _Option(f"--backup-lock-timeout={LOCK_SECONDS - 5}"),
     _Option("--lock-ddl", Version(8, 0), Version(8, 0, 23)),  # the default from there on
     _Option(f"--lock-ddl-timeout={DDL_LOCK_SECONDS}", Version(8, 0)),
 )
@@ -83,6 +86,8 @@ Left out on purpose: --lock-ddl in 2.4 (an error on MySQL, only Percona Server h
 preview), --register-redo-log-consumer (the server stops writers when we are slow), --no-server-version-check and
 --kill-long-queries-timeout. From 8.0 on an unknown option is an error by itself (--strict is the default)."""
 
+_LISTED = re.compile(r"^\s+(?:-\w, )?(--[a-z0-9][a-z0-9-]*)", re.MULTILINE)
+"""An option in the output of --help: ``  -?, --help  ...``, ``  --parallel=#  ...``, ``  --stream[=name] ...``."""
 _NO_TLS_BEFORE = Version(2, 4, 5)
 
 _SILENT_FAILURES = (
@@ -216,8 +221,8 @@ class XtraBackup:
         with request.connection.connect() as session:
             datadir = str(session.scalar("SELECT @@datadir"))
         version = self._tool.version
-        known = [option.text for option in _OPTIONS if option.is_for(version)]
-        return (f"--datadir={datadir}", *known)
+        known = known_options(self._tool)
+        return (f"--datadir={datadir}", *(option.text for option in _OPTIONS if option.is_for(version, known)))
 
     def _groups(self, connection: Connection) -> dict[str, dict[str, str | None]]:
         """The [client] group in this tool's words, and the same as [xtrabackup]. Raises RefusedError."""
@@ -237,6 +242,22 @@ class XtraBackup:
             checked = connection.ssl.get("verify-server-cert", "0").lower() not in ("0", "off", "false")
             client["ssl-mode"] = "VERIFY_IDENTITY" if checked else "REQUIRED"
         return {"client": client, "xtrabackup": client}
+
+
+def known_options(tool: Tool) -> frozenset[str]:
+    """The options that this build knows (``--name``), by its own ``--help``. Raises ToolError when it lists none."""
+    return _known_options(tool.path, tool.sha256)
+
+
+@functools.lru_cache(maxsize=16)
+def _known_options(path: str, _sha256: str) -> frozenset[str]:
+    done = run(Command((path, "--no-defaults", "--help")), check=False, timeout=30)
+    told = done.stdout.decode("utf-8", "replace") + "\n" + done.stderr
+    known = frozenset(_LISTED.findall(told))
+    if "--backup" not in known:
+        raise ToolError(f"{path} --help does not list its options", detail=told[-2000:],
+                        hint="is this really xtrabackup?")
+    return known
 
 
 def _without_temporary_tables(log: str) -> str:

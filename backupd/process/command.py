@@ -28,17 +28,21 @@ _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "TMPDIR", "LD_LI
 """All that a program gets of our environment. The rest may hold credentials, or settings (MYSQL_HOME,
 MYSQL_PWD, GNUPGHOME ...) that would make a tool do something else than its argv says."""
 
+_MYSQL_CLIENT = "the MySQL or Percona client of the server's series, from the server's own repository"
+_XTRABACKUP = "percona-xtrabackup-24 (servers 5.5 to 5.7), -80 (8.0) or -84 (8.4), from Percona's repository"
 _DEBIAN_PACKAGES = {
     "gpg": "gpg", "gpgconf": "gpgconf", "gpg-agent": "gpg-agent", "zstd": "zstd", "tar": "tar",
     "bwrap": "bubblewrap",
-    "setpriv": "util-linux", "mariadb": "mariadb-client", "mysql": "mariadb-client",
+    "setpriv": "util-linux", "mariadb": "mariadb-client", "mysql": _MYSQL_CLIENT,
     "mariadb-backup": "mariadb-backup", "mariabackup": "mariadb-backup", "mbstream": "mariadb-backup",
-    "mariadbd": "mariadb-server-core", "mysqld": "mariadb-server-core",
+    "mariadbd": "mariadb-server-core",
+    "mysqld": "the MySQL or Percona server of the same series, from the server's own repository",
     "mariadb-install-db": "mariadb-server-core", "mariadb-binlog": "mariadb-client",
-    "mysqlbinlog": "mariadb-client", "mariadb-dump": "mariadb-client", "mydumper": "mydumper",
+    "mysqlbinlog": _MYSQL_CLIENT, "mysqldump": _MYSQL_CLIENT, "mysqladmin": _MYSQL_CLIENT,
+    "mariadb-dump": "mariadb-client", "mydumper": "mydumper",
     "myloader": "mydumper", "my_print_defaults": "mariadb-server-core",
     "pt-table-checksum": "percona-toolkit",
-    "xtrabackup": "percona-xtrabackup-80 (from Percona's repository)",
+    "xtrabackup": _XTRABACKUP, "xbstream": _XTRABACKUP,
 }
 
 

@@ -81,7 +81,16 @@ MYSQLD = "{}/mysqld  Ver {} for Linux on x86_64 (MySQL Community Server - GPL)"
     (Flavour.MYSQL, Version(8, 0, 16), "8.0.14", ""),
     (Flavour.MYSQL, Version(8, 0, 16), "", ""),
     (Flavour.MYSQL, Version(8, 0, 36), "8.0.36", "xtrabackup"),
-    (Flavour.MYSQL, Version(8, 0, 36), "8.0.35", "clone"),
+    (Flavour.MYSQL, Version(8, 0, 36), "8.0.35-35", "xtrabackup"),
+    (Flavour.PERCONA, Version(8, 0, 43), "8.0.35-30", "xtrabackup"),
+    (Flavour.PERCONA, Version(8, 0, 45), "8.0.34-29", "xtrabackup"),
+    (Flavour.MYSQL, Version(8, 0, 20), "8.0.34-29", "xtrabackup"),
+    (Flavour.MYSQL, Version(8, 0, 34), "8.0.33-28", "clone"),
+    (Flavour.MYSQL, Version(8, 0, 33), "8.0.33-28", "xtrabackup"),
+    (Flavour.MYSQL, Version(8, 4, 7), "8.4.0-4", "xtrabackup"),
+    (Flavour.MYSQL, Version(8, 4, 7), "8.3.0-1", "clone"),
+    (Flavour.MYSQL, Version(9, 1, 0), "9.1.0-1", "xtrabackup"),
+    (Flavour.MYSQL, Version(9, 2, 0), "9.1.0-1", "clone"),
     (Flavour.PERCONA, Version(8, 4, 1), "8.4.0", "xtrabackup"),
     (Flavour.MYSQL, Version(8, 4, 1), "8.0.36", "clone"),
     (Flavour.MYSQL, Version(9, 7, 4), "", "clone"),
@@ -101,11 +110,28 @@ def test_the_best_tool_that_is_installed_and_fits_is_taken(
         assert "percona-xtrabackup" in caught.value.hint
 
 
+@pytest.mark.parametrize(("xtrabackup", "sentence"), [
+    ("8.0.33-28", "files of a mysql 8.0.36 server, so clone takes its place; install percona-xtrabackup-80 (8.0.34"),
+    ("/nonexistent", "does not exist, so clone takes its place"),
+])
+def test_a_tool_that_is_passed_over_is_named_with_the_reason(
+    tmp_path: Path, xtrabackup: str, sentence: str
+) -> None:
+    info = replace(SERVER, version=Version(8, 0, 36), engines={"InnoDB": 1})
+    paths = {"mysqld": _program(tmp_path, MYSQLD.format(tmp_path, "8.0.36"), name="mysqld")}
+    paths["xtrabackup"] = xtrabackup if xtrabackup.startswith("/") else _program(
+        tmp_path, XTRABACKUP.format(xtrabackup), name="xtrabackup")
+    tool = physical_tool(info, paths=paths)
+    assert tool.tool.name == "clone"
+    (told,) = (line for line in shortcomings(tool, info, paths=paths) if "takes its place" in line)
+    assert sentence in told
+
+
 def test_a_server_without_any_tool_is_told_of_both(tmp_path: Path) -> None:
     paths = {"mysqld": "/nonexistent/mysqld", "xtrabackup": "/nonexistent/xtrabackup"}
     with pytest.raises(ToolMissingError) as caught:
         physical_backup_tool(Flavour.MYSQL, Version(8, 4, 3), paths=paths)
-    assert "Percona XtraBackup 8.4 or the server's own program mysqld" in caught.value.hint
+    assert "XtraBackup 8.4 (percona-xtrabackup-84) or the server's own program mysqld" in caught.value.hint
     paths["mysqld"] = _program(tmp_path, MYSQLD.format(tmp_path, "8.4.2"), name="mysqld")
     with pytest.raises(ToolError, match=r"clone 8\.4\.2 cannot back up") as other:
         physical_backup_tool(Flavour.MYSQL, Version(8, 4, 3), paths=paths)

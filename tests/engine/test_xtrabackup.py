@@ -85,21 +85,25 @@ class Run:
 
 
 class TestTheCommandLine:
-    @pytest.mark.parametrize(("version", "expected"), [
-        ("2.4.4", ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-                   "--ftwrl-wait-query-type=all"]),
-        ("2.4.29", ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-                    "--ftwrl-wait-query-type=all", "--backup-lock-timeout=25"]),
-        ("8.0.6", ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-                   "--ftwrl-wait-query-type=all", "--lock-ddl", "--lock-ddl-timeout=300"]),
-        ("8.0.35-31", ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-                       "--ftwrl-wait-query-type=all", "--backup-lock-timeout=25", "--lock-ddl-timeout=300"]),
-        ("9.1.0-1", ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
-                     "--ftwrl-wait-query-type=all", "--backup-lock-timeout=25", "--lock-ddl-timeout=300"]),
+    @pytest.mark.parametrize(("version", "lacks", "expected"), [
+        ("2.4.4", ["--backup-lock-timeout", "--lock-ddl", "--lock-ddl-timeout"],
+         ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
+          "--ftwrl-wait-query-type=all"]),
+        ("2.4.29", [], ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
+                        "--ftwrl-wait-query-type=all", "--backup-lock-timeout=25"]),
+        ("8.0.6", ["--backup-lock-timeout"],
+         ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
+          "--ftwrl-wait-query-type=all", "--lock-ddl", "--lock-ddl-timeout=300"]),
+        ("8.0.35-31", [], ["--no-version-check", "--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
+                           "--ftwrl-wait-query-type=all", "--backup-lock-timeout=25", "--lock-ddl-timeout=300"]),
+        ("9.1.0-1", ["--no-version-check"],
+         ["--ftwrl-wait-timeout=180", "--ftwrl-wait-threshold=10",
+          "--ftwrl-wait-query-type=all", "--backup-lock-timeout=25", "--lock-ddl-timeout=300"]),
     ])
-    def test_of_a_full_backup_has_the_options_of_that_version(
-            self, place: Path, shared_server: PrivateServer, version: str, expected: list[str]) -> None:
-        run = Run(place, shared_server, version=version)
+    def test_of_a_full_backup_has_the_options_that_this_build_knows(
+            self, place: Path, shared_server: PrivateServer, version: str, lacks: list[str],
+            expected: list[str]) -> None:
+        run = Run(place, shared_server, version=version, lacks=lacks)
         run()
         first, *rest = run.standin.arguments
         assert first.startswith(f"--defaults-file={run.runtime}/")
@@ -107,6 +111,12 @@ class TestTheCommandLine:
             f"--datadir={shared_server.scalar('SELECT @@datadir')}", *expected, "--backup", "--stream=xbstream",
             f"--target-dir={run.work}/target", f"--extra-lsndir={run.work}/lsn", "--parallel=3",
             "--open-files-limit=65536"]
+
+    def test_a_program_that_does_not_list_its_options_is_refused(
+            self, place: Path, shared_server: PrivateServer) -> None:
+        run = Run(place, shared_server, lacks=["--backup"])
+        with pytest.raises(ToolError, match="--help does not list its options"):
+            run()
 
     def test_of_an_increment_on_a_replica_has_two_more(self, place: Path, shared_server: PrivateServer) -> None:
         run = Run(place, shared_server, {**DATA, "xtrabackup_slave_info": SLAVE_INFO_GTID, **FIRST},

@@ -21,13 +21,16 @@ from pathlib import Path
 _KNOBS, _STREAM, _ARGV, _OPTIONS, _LOGIN, _GO = (
     "knobs.json", "stream.xbs", "argv.json", "options.cnf", "login", "go")
 
+_KNOWN = ("--backup", "--no-version-check", "--ftwrl-wait-timeout", "--ftwrl-wait-threshold", "--ftwrl-wait-query-type",
+          "--backup-lock-timeout", "--lock-ddl", "--lock-ddl-timeout")
+
 
 @dataclass(frozen=True)
 class Knobs:
     """``before`` and ``after``: lines on stderr before and after the stream; ``last``: the very last one, with a line
     end unless ``open_end``. ``cut``: bytes of the stream, None for all. ``wait_at``: after so many bytes wait until
-    ``go`` is called. ``deaf``: ignore SIGINT and SIGTERM. ``reached``: the number that prepare prints, None for one
-    that is right, 0 for no such line."""
+    ``go`` is called. ``deaf``: ignore SIGINT and SIGTERM. ``lacks``: options that this build does not know.
+    ``reached``: the number that prepare prints, None for one that is right, 0 for no such line."""
 
     version: str = "2.4.4"
     before: Sequence[str] = ()
@@ -38,6 +41,7 @@ class Knobs:
     cut: int | None = None
     wait_at: int | None = None
     deaf: bool = False
+    lacks: Sequence[str] = ()
     prepare_says: Sequence[str] = ()
     reached: int | None = None
     shutdown: str = "InnoDB: Shutdown completed; log sequence number {}"
@@ -131,6 +135,10 @@ def main(arguments: Sequence[str]) -> int:
     knobs = Knobs(**json.loads((folder / _KNOBS).read_text()))
     if "--version" in words:
         _say(f"xtrabackup version {knobs.version} based on MySQL server 5.7.13 Linux (x86_64) (revision id: )")
+        return 0
+    if "--help" in words:
+        known = (f"  {name}=#  A text in which --words occur." for name in _KNOWN if name not in knobs.lacks)
+        print("Usage: xtrabackup [--defaults-file=#] [OPTIONS]", "  -?, --help  Display this.", *known, sep="\n")
         return 0
     if knobs.deaf:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
