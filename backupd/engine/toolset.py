@@ -39,9 +39,11 @@ _BESIDE_VERSION = ("ersion", "based on", "Ver ", "built against")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of physical tool. ``programs``: the names to look for, best first, each of them the name of the tool in
-    manifests; ``names``: what it calls its receipts; ``package``: what to install, with ``{series}`` of the server
-    and its ``{digits}``; ``fits``: may this version of the tool (first) touch files of this version of a server (second)?"""
+    """One kind of physical tool.
+
+    ``programs``: the names to look for, best first, each of them the name of the tool in manifests. ``names``: what it
+    calls its receipts. ``package``: what to install, with ``{series}`` of the server and its ``{digits}``. ``fits``:
+    may this version of the tool (first) touch files of this version of a server (second)?"""
 
     programs: tuple[str, ...]
     names: ReceiptNames
