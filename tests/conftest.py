@@ -17,7 +17,7 @@ from tests.support.stores import moto_server, s3_server
 
 __all__ = ["moto_server", "s3_server"]
 
-pytest_plugins = ("tests.support.verdicts",)
+pytest_plugins = ("tests.support.verdicts", "pytester")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a background job of a shell. Programs inherit that, and could then not be interrupted by tests.

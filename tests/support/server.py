@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +20,7 @@ from pymysql.connections import Connection
 
 from tests.support.datadir import Options, ServerDiedError, write_mysqld_group
 from tests.support.oracle import Rows, Total, reads_rows
-from tests.support.places import DATABASE_USER, give_to_database, make_short_directory, runs_as_root
+from tests.support.places import DATABASE_USER, discard, give_to_database, make_short_directory, runs_as_root
 
 Row = tuple[Any, ...]
 
@@ -163,8 +162,8 @@ class Server:
     def remove(self) -> None:
         """Kill the server and remove its folder (and its datadir, wherever that is)."""
         self.kill()
-        shutil.rmtree(self.datadir, ignore_errors=True)
-        shutil.rmtree(self.base, ignore_errors=True)
+        discard(self.datadir)
+        discard(self.base)
 
     def __enter__(self) -> Self:
         try:
