@@ -18,11 +18,11 @@ from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
 from backupd.recovery.route import RouteLeg, hole, way
 from backupd.recovery.runs import Place, executed, first_of, last_of, parted, place_of, same_state
-from backupd.recovery.windows import Window, abandoned, complete_until, windows
+from backupd.recovery.windows import Window, abandoned, complete_until, not_rolled, windows
 from restore.beyond import beyond, refuse_beyond
 from restore.history import History
 from restore.overtaken import Overtaken, overtaken
-from restore.target import AtGtid, AtPosition, AtTime, Latest, Target
+from restore.target import AtGtid, AtPosition, AtTime, Goal, Latest, Target
 
 MOST_BASES = 64
 """Backups that are compared, the nearest ones: what is still further back has much more to replay."""
@@ -72,6 +72,7 @@ class Archive:
         goal = target.goal
         if isinstance(goal, Latest):
             return self._latest(target.branch)
+        self._refuse_unrolled(goal)
         if isinstance(goal, AtTime):
             return self._time(goal.moment, target.branch)
         branch = self.histories.branch(target.branch) if target.branch else self.histories.branches[-1]
@@ -82,6 +83,14 @@ class Archive:
         else:
             raise TypeError(f"{goal} needs no binary log")
         return self._reached(stop, None)
+
+    def _refuse_unrolled(self, goal: Goal) -> None:
+        """Raises RefusedError where binary logs can be replayed onto no backup."""
+        reasons = [not_rolled(base) for base in self._usable if self._only in (None, base.id)]
+        if reasons and all(reasons):
+            raise RefusedError(f"{goal} is not recoverable: {reasons[-1]}",
+                               hint=f"restore a backup: --to backup:{self._usable[-1].id}; "
+                                    f"{self._shows} the moments of all")
 
     def fork_stop(self, branch: Branch) -> Stop:
         """Where a branch parted from its parent, in the parent's writing. Raises RefusedError."""
@@ -346,7 +355,7 @@ class Archive:
         for base in reversed(self._usable):
             if tries == _MOST_TRIES or found == MOST_BASES:
                 break
-            at = place_of(base.position) if self._only in (None, base.id) else None
+            at = place_of(base.position) if self._only in (None, base.id) and not not_rolled(base) else None
             if at is None or (moment is not None and base.finished_at > moment) or (at > place and one_sequence):
                 continue
             home = self.histories.branch_of(base)

@@ -17,9 +17,7 @@ from typing import Any
 
 from backupd.engine.client import Connection, Session
 from backupd.engine.ddl import Definitions, TableDefinition, read_tables
-from backupd.engine.probe import flavour_of
 from backupd.model.errors import CancelledError, ServerError
-from backupd.model.server import Flavour
 from backupd.model.table import TableName, quote_name
 from restore.comparison import Common, Shape, same_key, same_value
 from restore.definitions import definition_differs
@@ -212,11 +210,11 @@ def _row(digests: Sequence[str]) -> str:
 
 def _prepare(session: Session) -> None:
     """Long reads that disturb nobody, and see every stored value as it is."""
-    mariadb = flavour_of(*map(str, session.query("SELECT @@GLOBAL.version, @@GLOBAL.version_comment")[0])) \
-        is Flavour.MARIADB
+    limit = next((name for name in ("max_statement_time", "max_execution_time")  # neither before MySQL 5.7.8
+                  if session.query("SHOW VARIABLES LIKE %s", name)), "")
     session.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    session.execute("SET SESSION sql_mode = '', SESSION time_zone = '+00:00', SESSION lock_wait_timeout = 5, "
-                    f"SESSION {'max_statement_time' if mariadb else 'max_execution_time'} = 0")
+    session.execute("SET SESSION sql_mode = '', SESSION time_zone = '+00:00', SESSION lock_wait_timeout = 5"
+                    + (f", SESSION {limit} = 0" if limit else ""))
 
 
 @contextmanager

@@ -50,6 +50,12 @@ _MYSQL: Options = {
     "performance_schema_instrument": "%=OFF",
     "loose_slave_parallel_type": "LOGICAL_CLOCK",
 }
+_MYSQL_57: Options = {
+    # Its own default, FILE, allows no channel besides the unnamed one (error 3077).
+    "master_info_repository": "TABLE",
+    "relay_log_info_repository": "TABLE",
+}
+_TABLES_BY_DEFAULT = Version(8, 0)
 
 
 def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) -> Options:
@@ -63,7 +69,8 @@ def replay_options(info: ServerInfo, server_ids: Sequence[int], workers: int) ->
         number = str(workers or min(_MOST_WORKERS, max(1, cores // 2)))
         return {**_ALWAYS, **_MARIADB, "slave_parallel_threads": number, "server_id": str(_own_id(server_ids))}
     ordered = "ON" if info.version >= Version(8, 0, 19) else "OFF"  # before that it needed a binary log
-    return {**_ALWAYS, **_MYSQL, "server_id": str(_own_id(server_ids)),
+    old = {} if info.version >= _TABLES_BY_DEFAULT else _MYSQL_57
+    return {**_ALWAYS, **_MYSQL, **old, "server_id": str(_own_id(server_ids)),
             "loose_slave_parallel_workers": number, "loose_replica_parallel_workers": number,
             "loose_slave_preserve_commit_order": ordered, "loose_replica_preserve_commit_order": ordered}
 

@@ -30,7 +30,7 @@ from backupd.engine.tables import hurry, list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
 from backupd.model.ids import new_id
-from backupd.model.server import ServerInfo
+from backupd.model.server import ServerInfo, no_roll_forward
 from backupd.model.units import format_size
 from backupd.transfer.keyring import resolve_recipients, secret_fingerprints
 from policies.schema import Logical
@@ -105,6 +105,7 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
                 found += _dump_tools(spec, probed.info)
             if spec.logical is not None and grants is not None:
                 found += examine_sight(session, probed.info, grants, spec.logical)
+            found += _rolled_forward(spec, probed.info)
             if spec.streaming is not None:
                 found += examine_binary_log(session, probed.info, spec.streaming, programs=spec.programs)
     except ServerError as problem:
@@ -114,6 +115,15 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
     if grants is None and probed.denied:
         found += [warning("privileges", sentence) for sentence in probed.denied]
     return probed.info
+
+
+def _rolled_forward(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
+    """An error where the policy promises what cannot be had."""
+    if why := no_roll_forward(info.flavour, info.version):
+        report = error if spec.streaming is not None else warning
+        yield report("point in time", why, "`--to backup:ID` restores the moment of a backup; leave out `binlog` and "
+                     "objectives.rpo below the interval of backups in the policy of such a server, or upgrade the "
+                     "server to 5.7")
 
 
 def _clashes(session: Session, info: ServerInfo) -> Iterator[Finding]:

@@ -22,6 +22,9 @@ from backupd.model.server import Position, Version
 from backupd.model.table import TableName
 
 _FIRST_GTID = "OFF_PERMISSIVE"
+_TELLS_APPLYING = Version(8, 0)
+_WAITING = ("", "Waiting for an event from Coordinator", "Waiting for master to send event")
+"""What threads of the replication of 5.7 that have nothing to do say of themselves."""
 _STOPPED_FOR_ANOTHER = 3030
 """Error of a worker that stopped because one before it failed."""
 
@@ -132,9 +135,7 @@ class MysqlApplier:
     def _look(self) -> Standing:
         source, replica = self._words.source.capitalize(), self._words.replica.capitalize()
         status = self._session.records(f"SHOW {self._words.replica} STATUS FOR CHANNEL '{CHANNEL}'")[0]
-        busy = self._session.scalar(
-            "SELECT COUNT(*) FROM performance_schema.replication_applier_status_by_worker "
-            "WHERE CHANNEL_NAME = %s AND APPLYING_TRANSACTION <> ''", CHANNEL)
+        busy = self._busy()
         code, text = int(status["Last_SQL_Errno"]), str(status["Last_SQL_Error"])
         if code:
             rows = self._session.query(
@@ -150,6 +151,18 @@ class MysqlApplier:
             running=status[f"{replica}_SQL_Running"] != "No", idle=waits and not busy,
             file=str(status[f"Relay_{source}_Log_File"]), pos=int(status[f"Exec_{source}_Log_Pos"]),
             gtids=str(executed(self._session)))
+
+    def _busy(self) -> int:
+        """How many of the applier's threads are at work. 5.7 does not tell which transaction a worker applies, so what
+        they wait for has to do."""
+        if self._version >= _TELLS_APPLYING:
+            return int(self._session.scalar(
+                "SELECT COUNT(*) FROM performance_schema.replication_applier_status_by_worker "
+                "WHERE CHANNEL_NAME = %s AND APPLYING_TRANSACTION <> ''", CHANNEL))
+        marks = ", ".join(["%s"] * len(_WAITING))
+        return int(self._session.scalar(
+            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE USER = 'system user' "  # noqa: S608 - marks
+            f"AND STATE NOT IN ({marks}) AND LOCATE('has read all relay log', STATE) = 0", *_WAITING))
 
     def _begins(self) -> int:
         """Those of XA transactions are counted apart."""

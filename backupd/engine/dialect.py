@@ -27,6 +27,7 @@ class Dialect:
     """
 
     flavour: Flavour
+    version: Version
     binlog_status: str
     replica_status: str
     replica_hosts: str
@@ -89,7 +90,7 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
     if flavour is Flavour.MARIADB:
         modern = version >= Version(10, 5, 2)
         return Dialect(
-            flavour=flavour,
+            flavour=flavour, version=version,
             binlog_status="SHOW MASTER STATUS",
             replica_status="SHOW ALL SLAVES STATUS",
             replica_hosts="SHOW SLAVE HOSTS",
@@ -118,7 +119,7 @@ def dialect_of(flavour: Flavour, version: Version) -> Dialect:
         )
     dictionary = version >= Version(8, 0)
     return Dialect(
-        flavour=flavour,
+        flavour=flavour, version=version,
         binlog_status="SHOW BINARY LOG STATUS" if version >= Version(8, 2) else "SHOW MASTER STATUS",
         replica_status="SHOW REPLICA STATUS" if version >= Version(8, 0, 22) else "SHOW SLAVE STATUS",
         replica_hosts="SHOW REPLICAS" if version >= Version(8, 0, 22) else "SHOW SLAVE HOSTS",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from backupd.engine.ddltext import Columns
 from backupd.engine.dialect import Dialect
@@ -32,7 +33,7 @@ def dump_tools(
     server's own client where that is missing, and always our own reader. ``paths``: as of toolset."""
     missing: list[str] = []
     tools: list[DumpTool] = []
-    for find in (mydumper_tool, client_dump_tool):
+    for find in (partial(mydumper_tool, version=server.version), client_dump_tool):
         try:
             tools.append(find(server.flavour, paths=paths))
         except ToolError as error:

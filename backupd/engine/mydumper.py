@@ -70,15 +70,19 @@ _COMPUTED_DEFAULT = re.compile(r"\bDEFAULT\s+(?:CURRENT_TIMESTAMP|LOCALTIME|NOW|
 _AS_TEXT = frozenset({"inet4", "inet6", "uuid"})
 _CHOICES = frozenset({"enum", "set"})
 _LEFT_OUT = frozenset({"mrg_myisam"})
+_LIMITS_STATEMENTS = Version(5, 7, 8)
+"""MySQL has max_execution_time from here on."""
+_LOADS_BINARY_JSON = Version(8, 0)
 _OFF = ("0", "off", "false", "disabled")
 
 
 class MyDumper:
-    """mydumper for servers of ``flavour``. Its version must be one of ``LINES`` (``mydumper_tool`` sees to that)."""
+    """mydumper for servers of ``flavour`` and ``version`` (8.0: or later). Its own version must be one of ``LINES``:
+    ``mydumper_tool`` sees to that."""
 
-    def __init__(self, tool: Tool, flavour: Flavour) -> None:
+    def __init__(self, tool: Tool, flavour: Flavour, version: Version = _LOADS_BINARY_JSON) -> None:
         self._tool = tool
-        self._flavour = flavour
+        self._flavour, self._version = flavour, version
         self._line = _line(tool)
 
     @property
@@ -93,7 +97,7 @@ class MyDumper:
         return next(self._objections(table, columns), "")
 
     def run(self, request: DumpRequest) -> MyDumperRun:
-        return MyDumperRun(self._tool, self.arguments(request), self._settings(), self._line.manner, request)
+        return MyDumperRun(self._tool, self.arguments(request), self.settings(), self._line.manner, request)
 
     def _objections(self, table: DumpTable, columns: Columns) -> Iterator[str]:
         halves = (table.name.schema, table.name.table)
@@ -119,6 +123,9 @@ class MyDumper:
             yield f"mydumper rounds its column {column.name} of type float"
         if column.kind == "double" and self._flavour is not Flavour.MARIADB:
             yield f"what mydumper writes of its column {column.name} of type double loses the sign of a negative zero"
+        if column.kind == "json" and self._flavour is not Flavour.MARIADB and self._version < _LOADS_BINARY_JSON:
+            yield (f"what mydumper writes of its column {column.name} of type json cannot be loaded: its files are "
+                   f"declared as binary, which {self._flavour} {self._version.series} does not take for JSON")
         if column.kind in _AS_TEXT:
             yield f"what mydumper writes of its column {column.name} of type {column.kind} cannot be loaded"
         if column.kind in _CHOICES and has_empty_member(column.type):
@@ -151,7 +158,7 @@ class MyDumper:
         verified = verify is not None and verify.lower() not in _OFF
         return (f"--ssl-mode={'VERIFY_IDENTITY' if verified else 'REQUIRED'}", *files)
 
-    def _settings(self) -> Mapping[str, str]:
+    def settings(self) -> Mapping[str, str]:
         """Of every session. A pause, or a slow destination, may last for hours."""
         settings = {"sql_mode": "''", "sql_select_limit": "18446744073709551615", "sql_big_selects": "1",
                     "net_write_timeout": "2147483", "net_read_timeout": "2147483", "wait_timeout": "2147483",
@@ -159,13 +166,15 @@ class MyDumper:
         if self._flavour is Flavour.MARIADB:
             return settings | {"max_statement_time": "0", "idle_transaction_timeout": "0",
                                "idle_readonly_transaction_timeout": "0"}
-        return settings | {"max_execution_time": "0"}
+        return settings | {"max_execution_time": "0"} if self._version >= _LIMITS_STATEMENTS else settings
 
 
-def mydumper_tool(flavour: Flavour, *, paths: Mapping[str, str] = NO_PATHS) -> MyDumper:
-    """mydumper as it is installed, for servers of ``flavour``. ``paths``: as of toolset. Raises ToolMissingError, or
-    ToolError for a version that is not known here."""
-    return MyDumper(find_tool((NAME,), paths=paths, hint=_HINT, asked=("--version",)), flavour)
+def mydumper_tool(
+    flavour: Flavour, version: Version = _LOADS_BINARY_JSON, *, paths: Mapping[str, str] = NO_PATHS
+) -> MyDumper:
+    """mydumper as it is installed, for servers of ``flavour`` and ``version``. ``paths``: as of toolset. Raises
+    ToolMissingError, or ToolError for a mydumper that is not known here."""
+    return MyDumper(find_tool((NAME,), paths=paths, hint=_HINT, asked=("--version",)), flavour, version)
 
 
 def _line(tool: Tool) -> Line:

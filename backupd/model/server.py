@@ -61,6 +61,21 @@ class Position:
         return cls(file=str(data["file"]), pos=int(data["pos"]), gtid=str(data["gtid"]))
 
 
+_FIRST_ROLLED: Version = Version(5, 7, 6)
+
+
+def no_roll_forward(flavour: str, version: Version) -> str:
+    """Why binary logs cannot be replayed onto a copy of such a server; "" where they can.
+
+    MySQL before 5.7.6 has neither replication channels nor a gtid_mode that takes transactions with and without GTIDs:
+    physical backups, their chains and restores of a backup are all that is done there.
+    """
+    if flavour == Flavour.MARIADB or version >= _FIRST_ROLLED:
+        return ""
+    return (f"binary logs are replayed onto {flavour} {_FIRST_ROLLED} and later only, and this server is {version}: "
+            "a restore gives the moment of a backup")
+
+
 @dataclass(frozen=True, slots=True)
 class ExternalPath:
     """Data of the server that lives outside its datadir.

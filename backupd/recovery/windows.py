@@ -16,7 +16,7 @@ from backupd.model.backup import BackupRecord
 from backupd.model.binlog import Branch, Run
 from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
-from backupd.model.server import Position
+from backupd.model.server import Position, Version, no_roll_forward
 from backupd.recovery.branches import Histories
 from backupd.recovery.route import way
 from backupd.recovery.runs import last_of, place_of
@@ -104,14 +104,21 @@ def _of(histories: Histories, base: BackupRecord, now: datetime) -> Window:
     branch = histories.branch_of(base)
     place = place_of(base.position)
     run = histories.run_at(branch.id, place) if branch is not None and place is not None else None
-    if branch is None or run is None:
+    if branch is None or run is None or not_rolled(base):
         return Window(base.finished_at, base.finished_at, _why_a_point(histories, base, branch),
                       branch.id if branch else "", base, None)
     end, reason = _end(histories, branch, run, now)
     return Window(base.finished_at, max(end, base.finished_at), reason, branch.id, base, run, conditions=run.remarks)
 
 
+def not_rolled(base: BackupRecord) -> str:
+    """Why no binary log is replayed onto ``base``, whatever is archived; "" where it is."""
+    return no_roll_forward(base.flavour, Version.parse(base.server_version)) if base.server_version else ""
+
+
 def _why_a_point(histories: Histories, base: BackupRecord, branch: Branch | None) -> str:
+    if why := not_rolled(base):
+        return why
     if not histories.branches:
         return "no binary logs are archived"
     if not base.position.file:

@@ -17,12 +17,13 @@ from tests.engine.dumps import wanted
 
 ID = Column("id", "int(11)")
 OLD = Version(0, 10)
+NEW = Version(11, 4)
 LOCAL = Connection(socket="/run/x.sock", user="root", password="geheim")
 REMOTE = Connection(host="db1", user="root", password="geheim", ssl={"ca": "/ca.pem", "verify-server-cert": ""})
 
 
-def _tool(version: Version, flavour: Flavour = Flavour.MARIADB) -> MyDumper:
-    return MyDumper(Tool("mydumper", "/usr/bin/mydumper", version, f"mydumper {version}"), flavour)
+def _tool(version: Version, flavour: Flavour = Flavour.MARIADB, server: Version = NEW) -> MyDumper:
+    return MyDumper(Tool("mydumper", "/usr/bin/mydumper", version, f"mydumper {version}"), flavour, server)
 
 
 def _arguments(version: Version, connection: Connection = LOCAL, *names: str) -> tuple[str, ...]:
@@ -120,3 +121,21 @@ def test_the_installed_program_is_found_with_its_version_and_others_are_told(tmp
     assert mydumper_tool(Flavour.MYSQL, paths={"mydumper": str(newer)}).tool.version == Version(1, 0, 2)
     with pytest.raises(ToolMissingError, match="does not exist"):
         mydumper_tool(Flavour.MYSQL, paths={"mydumper": str(tmp_path / "nowhere")})
+
+
+@pytest.mark.parametrize(("flavour", "server", "settable"), [
+    (Flavour.MYSQL, Version(5, 6, 24), False), (Flavour.PERCONA, Version(5, 7, 7), False),
+    (Flavour.MYSQL, Version(5, 7, 8), True), (Flavour.MYSQL, Version(8, 0, 36), True)])
+def test_a_server_is_told_of_no_setting_that_it_does_not_know(flavour: Flavour, server: Version, settable: bool
+                                                              ) -> None:
+    assert ("max_execution_time" in _tool(OLD, flavour, server).settings()) is settable
+
+
+@pytest.mark.parametrize(("flavour", "server", "refused"), [
+    (Flavour.MYSQL, Version(5, 7, 13), True), (Flavour.PERCONA, Version(5, 7, 44), True),
+    (Flavour.MYSQL, Version(8, 0, 36), False), (Flavour.MARIADB, Version(5, 5, 68), False)])
+def test_a_json_column_of_a_server_that_takes_no_binary_json_is_refused(
+        flavour: Flavour, server: Version, refused: bool) -> None:
+    table = DumpTable(TableName("shop", "orders"), "InnoDB", 0)
+    reason = _tool(OLD, flavour, server).refuses(table, Columns((ID, Column("doc", "json"))))
+    assert ("its column doc of type json cannot be loaded" in reason) is refused

@@ -172,3 +172,19 @@ def test_the_picture_names_windows_gaps_destinations_and_broken_promises(capsys:
         assert text in shown
     show_timeline(Screen(as_json=False), timeline("shop", (), (), (), now=NOW))
     assert "nothing of shop is recoverable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("flavour", "version", "rolled"), [
+    ("mysql", "5.6.24", False), ("percona", "5.7.5", False), ("mysql", "5.7.6", True), ("mysql", "8.0.36", True),
+    ("mariadb", "5.5.68", True)])
+def test_a_server_that_no_log_is_replayed_onto_has_the_moments_of_its_backups_only(
+        flavour: str, version: str, rolled: bool) -> None:
+    backups = [replace(one, flavour=flavour, server_version=version) for one in BACKUPS]
+    found = timeline("shop", backups, (FIRST,), WHOLE, now=NOW)
+    if rolled:
+        assert [(w.begin, w.end) for w in found.windows] == [(at(2), at(11.9))]
+        return
+    assert [(w.begin, w.end) for w in found.windows] == [(at(2), at(2)), (at(9), at(9))]
+    assert found.latest == at(9)
+    assert all(f"replayed onto {flavour} 5.7.6 and later only, and this server is {version}" in w.reason_end
+               for w in found.windows)

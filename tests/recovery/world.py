@@ -172,7 +172,7 @@ class World:
         record = BackupRecord(
             id=f"{self.now:%Y%m%dT%H%M%SZ}-{number:08x}", server="shop", kind=BackupKind.PHYSICAL_FULL,
             state=BackupState.COMPLETE, parent=None, started_at=started, finished_at=self.now,
-            stats=Stats(size, size, size, 10, 0), position=life.place, flavour=self.flavour, server_version="1",
+            stats=Stats(size, size, size, 10, 0), position=life.place, flavour=self.flavour, server_version="12.0.1",
             tool_version="1", copies=tuple(Copy(name, "complete", self.now) for name in held), server_uuid=identity)
         self.backups.append((record, len(self.lives) - 1, len(life.log)))
 
