@@ -20,7 +20,7 @@ from backupd.model.errors import (
 from backupd.model.hold import EVERY_SERVER
 from backupd.model.ids import is_name
 
-_REFUSALS = (UsageError, ConfigurationError, RefusedError, NotFoundError, ForbiddenError, ArchivedError, LockedError)
+REFUSALS = (UsageError, ConfigurationError, RefusedError, NotFoundError, ForbiddenError, ArchivedError, LockedError)
 """Errors after which nothing was done."""
 
 
@@ -65,6 +65,6 @@ def deed(wiring: Wiring, actor: Actor, action: str, *, server: str = "", subject
         yield told
     except BaseException as error:
         why = error.message if isinstance(error, BackupdError) else type(error).__name__
-        told.tell("refused" if isinstance(error, _REFUSALS) else "failed", why)
+        told.tell("refused" if isinstance(error, REFUSALS) else "failed", why)
         raise
     told.tell("done")

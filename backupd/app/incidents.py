@@ -53,8 +53,17 @@ class Incidents:
         return self._open[key]
 
     def broken(self, pair: Pair, event: Event) -> bool:
-        """``event`` is of the pair's first kind. Recorded, True, unless the incident is open. Raises CatalogError."""
-        return self._turn(pair, event, to=True)
+        """``event`` is of the pair's first kind. Recorded, True, unless the incident is open: then that says from now
+        on what ``event`` does. Raises CatalogError."""
+        if self._turn(pair, event, to=True):
+            return True
+        self.restate(pair, event)
+        return False
+
+    def restate(self, pair: Pair, event: Event) -> None:
+        """If the incident is open it says from now on what ``event`` does. Raises CatalogError."""
+        if self.is_open(pair, event.server, event.subject):
+            self._catalog.incidents.restate(event)
 
     def mended(self, pair: Pair, event: Event) -> bool:
         """``event`` is of the pair's second kind. Recorded, True, if the incident was open. Raises CatalogError."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from backupd.app.deed import REFUSALS
 from backupd.app.logs import job_log, redacted, remove_logs, say
 from backupd.app.pulse import BEAT, DAEMON_STOP, PATIENCE, Pulse
 from backupd.app.recoveries import recovered
@@ -83,12 +84,13 @@ def run_here(wiring: Wiring, kind: JobKind, server: str, work: Callable[[JobRun]
     wiring.catalog.jobs.add(job)
     if asked is not None:
         asked.begun(job.id)
-    return live(wiring, job, work, result, report)
+    return live(wiring, job, work, result, report, watched=True)
 
 
 def live(wiring: Wiring, job: JobRecord, work: Callable[[JobRun], T], result: Callable[[T], Result],
-         report: Report) -> T:
-    """Do ``work`` as ``job``, which runs and is this process's, to its recorded end; see ``run_here``."""
+         report: Report, *, watched: bool = False) -> T:
+    """Do ``work`` as ``job``, which runs and is this process's, to its recorded end; see ``run_here``. ``watched``:
+    whoever asked for it sees how it ends."""
     policy = policy_of(wiring, job.server, job.kind)
     if job.kind != JobKind.RESTORE:  # for which everybody else waits
         _yield_to_others(policy.limits.nice if policy is not None else None)
@@ -103,7 +105,7 @@ def live(wiring: Wiring, job: JobRecord, work: Callable[[JobRun], T], result: Ca
             # A signal after the last step came too late: what was committed is not cancelled.
             if not done or not isinstance(error, KeyboardInterrupt):
                 with _undisturbed():
-                    told = _ended_badly(wiring, job, pulse, error)
+                    told = _ended_badly(wiring, job, pulse, error, watched=watched)
                 if told is error:
                     raise
                 raise told from error
@@ -127,7 +129,7 @@ def _ended_well(wiring: Wiring, job: JobRecord, result: Result) -> None:
     _patiently(partial(close, wiring, job, state, error=result.problem, result=result, again=again))
 
 
-def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseException) -> BaseException:
+def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseException, *, watched: bool) -> BaseException:
     """Record it; gives the error that the caller should see: the reason for a stop rather than the stop."""
     if pulse.lost is not None:
         say("job-lost", pulse.lost.message, level=logging.ERROR, server=job.server, job=job.id)
@@ -143,6 +145,9 @@ def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseExcept
     elif isinstance(error, KeyboardInterrupt):
         name = signal.Signals(getattr(error, "number", signal.SIGINT)).name
         ending = partial(close, wiring, job, JobState.CANCELLED, error=CancelledError(f"stopped by {name}"))
+    elif watched and job.kind == JobKind.RESTORE and isinstance(error, REFUSALS):
+        # Somebody forgot --confirm, and was told: nothing was done, and nothing is broken.
+        ending = partial(close, wiring, job, JobState.CANCELLED, error=error)
     else:
         shown = error if isinstance(error, BackupdError) else _internal(job, error)
         # A lease at a destination that was lost is a cancellation that nobody asked for.

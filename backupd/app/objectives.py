@@ -6,15 +6,19 @@ by what restores took so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from backupd.app.incidents import PLACE_RPO, RPO, RTO, Incidents, Pair
 from backupd.app.lookout import Lookout
+from backupd.app.schedule import due_times, legs, start_of
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
+from backupd.catalog.jobs import OPEN as UNDER_WAY
+from backupd.model.backup import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.event import Event, Severity
+from backupd.model.job import JobKind
 from backupd.model.units import format_duration
 from backupd.recovery.timeline import Timeline
 from policies.lint import streams
@@ -23,12 +27,16 @@ Read = Callable[[Wiring, str], Timeline]
 """The timeline of a server as it is now."""
 
 EVERY = timedelta(seconds=30)
-CALM = timedelta(minutes=1)
-"""An objective counts as kept again when it was kept for so long, or for its own length: not at the first breath."""
+NEW = timedelta(days=1)
+"""A destination that never had a backup of a server is new for so long."""
 _LATE_CHECKPOINTS = 3
+_BACKUPS = frozenset({JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL})
+_SLACK = timedelta(minutes=2)
+"""A run that is due is a job only a moment later."""
 
-Told = tuple[Pair, Event, bool]
-"""An incident's pair, what to say of it, and whether it is broken."""
+Told = tuple[Pair, Event, bool | None]
+"""An incident's pair, what to say of it, and whether it is broken; None: that is no incident by itself, but one that is
+open goes on."""
 
 
 class ObjectivesWatch(Lookout):
@@ -38,7 +46,7 @@ class ObjectivesWatch(Lookout):
         super().__init__("objectives", EVERY)
         self._read = read
         self._incidents: Incidents | None = None
-        self._kept_since: dict[tuple[Pair, str, str], datetime] = {}
+        self._seen: dict[tuple[str, str], datetime] = {}
 
     def _names(self, wiring: Wiring) -> Iterable[str]:
         return wiring.settings.servers
@@ -54,17 +62,26 @@ class ObjectivesWatch(Lookout):
             return
         timeline = self._read(wiring, server.name)
         self._note_lags(wiring, server, timeline)
+        records = wiring.catalog.backups.list(server.name)
+        young = timeline.latest is None and not records and first_is_to_come(wiring, server.name, now)
+        new = frozenset() if young else self._new(records, timeline, server, now)
         for pair, event, broken in (*_rpo(timeline, server, now), *_rto(timeline, server, now),
-                                    *_rpo_of_places(timeline, server, now)):
-            key = (pair, server.name, event.subject)
-            if broken:
-                self._kept_since.pop(key, None)
+                                    *_rpo_of_places(timeline, server, now, new)):
+            if broken is False:
+                self._incidents.mended(pair, event)
+            elif broken and not young:
                 self._incidents.broken(pair, event)
             else:
-                since = self._kept_since.setdefault(key, now)
-                length = promised.rpo if pair is not RTO and promised.rpo is not None else CALM
-                if not self._incidents.is_open(*key) or now - since >= max(CALM, length):
-                    self._incidents.mended(pair, event)
+                self._incidents.restate(pair, event)
+
+    def _new(self, records: Sequence[BackupRecord], timeline: Timeline, server: ServerSettings, now: datetime
+             ) -> frozenset[str]:
+        """Destinations that were added and whose first copies are not due yet: the next backup is the first that goes
+        to a required one; others get theirs within a day, or something else says why not."""
+        had = {copy.destination for record in records for copy in record.copies}
+        names = {reach.name for reach in timeline.destinations if reach.latest is None} - had
+        return frozenset(name for name in names if name in server.required
+                         or now - self._seen.setdefault((server.name, name), now) < NEW)
 
     def _note_lags(self, wiring: Wiring, server: ServerSettings, timeline: Timeline) -> None:
         """What a stream that does not run cannot tell: how far behind its destinations are."""
@@ -75,6 +92,21 @@ class ObjectivesWatch(Lookout):
         for reach in timeline.destinations:
             if reach.rpo is not None and reach.rpo > late:
                 wiring.catalog.lags.note(server.name, reach.name, reach.rpo.total_seconds(), timeline.now)
+
+
+def first_is_to_come(wiring: Wiring, name: str, now: datetime) -> bool:
+    """Is no backup of the server due yet, since its policy came into force, or the first one under way? False where
+    none is scheduled. Raises CatalogError."""
+    scheduled = [leg for leg in legs(wiring.settings, name) if leg.kind in _BACKUPS]
+    jobs = [job for job in wiring.catalog.jobs.list(name) if job.kind in _BACKUPS]
+    if not scheduled or any(job.state not in UNDER_WAY for job in jobs):
+        return False
+    if jobs:
+        return True
+    rows = wiring.catalog.schedules.all()
+    firsts = [start_of(leg, due) for leg in scheduled
+              for due in due_times(leg, rows[leg.key].since if leg.key in rows else now, count=1)]
+    return bool(firsts) and now < min(firsts) + _SLACK
 
 
 def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
@@ -100,16 +132,16 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
                          server=name), False
 
 
-def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:
-    """What would be lost were nothing left but one of several places. Of required ones nothing is said while all places
-    together break the promise."""
+def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime, new: frozenset[str]) -> Iterator[Told]:
+    """What would be lost were nothing left but one of several destinations. Those that are ``new``, and while all
+    together break the promise required ones and those that have as much as all, are no incidents of their own."""
     promised = server.policy.objectives.rpo
     if promised is None or len(server.preferred) < 2:
         return
     name, limit = server.name, format_duration(promised.total_seconds())
     kept = timeline.rpo is not None and timeline.rpo <= promised
     for reach in timeline.destinations:
-        if reach.name not in (server.preferred if kept else server.others):
+        if reach.name not in server.preferred:
             continue
         if reach.rpo is not None and reach.rpo <= promised:
             yield PLACE_RPO, Event(now, PLACE_RPO.mended, Severity.INFO, f"{reach.name} alone keeps objectives.rpo "
@@ -123,7 +155,10 @@ def _rpo_of_places(timeline: Timeline, server: ServerSettings, now: datetime) ->
             server=name, subject=reach.name, detail=reach.trouble,
             hint=f"see what it lacks: backupd replicate {name} --to {reach.name}; what is copied there only later "
                  "cannot keep a shorter promise than the copying takes" if reach.name in server.others else
-                 f"see what holds it up: backupd binlog status {name}; backupd check {name}"), True
+                 f"see what holds it up: backupd binlog status {name}; backupd check {name}"), (
+                     None if reach.name in new or (not kept and (
+                         reach.name in server.required or (reach.behind is not None and reach.behind <= promised)))
+                     else True)
 
 
 def _rto(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:

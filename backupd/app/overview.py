@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from backupd.app.checkup import SILENT
 from backupd.app.incidents import POLICY, RPO, RTO, STREAM
+from backupd.app.jobs import BACKUPS
 from backupd.app.logstatus import NOT_RUNNING, OFF, state_of
 from backupd.app.placeview import PlaceView, places
 from backupd.app.protection import PROTECTION, protection_of
@@ -112,7 +113,7 @@ def _server(wiring: Wiring, server: ServerSettings, looked: Standing | None, aro
         backups=stands.backups, protected=stands.protected, bytes_stored=stands.bytes_stored,
         held=around.held, paused=around.paused, absent_since=around.absence.since if around.absence else None,
         looked_at=looked.at if looked and not looked.trouble else None)
-    found = sorted((*_of_recovery(made, server, stands), *_of_work(wiring, made, server, stands, around, now)),
+    found = sorted((*_of_recovery(made, server, stands, around), *_of_work(wiring, made, server, stands, around, now)),
                    key=lambda reason: -reason.status.rank)
     return replace(made, status=found[0].status if found else Status.GOOD, reasons=tuple(found))
 
@@ -136,8 +137,9 @@ def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | No
 
 # -- what is wrong
 
-def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing) -> Iterator[Reason]:
+def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now) -> Iterator[Reason]:
     name = made.name
+    first = next((run.at for run in made.next_runs if run.kind in BACKUPS), None)
     if not server.usable:
         yield Reason(Status.BAD, f"its policy {made.policy} cannot be used, so nothing starts by itself",
                      "; ".join(str(problem) for problem in server.problems[:3]))
@@ -146,6 +148,11 @@ def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing)
         yield Reason(Status.BAD, f"nobody can say what can be recovered: {message}", rest)
     elif stands is UNSEEN:
         yield Reason(Status.WARNING, "it has not been looked at yet", "ask again in a moment")
+    elif made.latest is None and first is not None and not made.backups and not any(
+            job.kind in BACKUPS for job in around.last_jobs):
+        yield Reason(Status.WARNING, "no backup has been taken yet: the first one " + (
+            "is running" if any(job.kind in BACKUPS for job in made.running) else f"starts at {format_time(first)}"),
+            f"to take one now: backupd backup {name}")
     elif made.latest is None:
         yield Reason(Status.BAD, "nothing can be recovered: there is no usable backup", f"backupd backup {name}")
     elif made.rpo_kept is False and made.rpo is not None and made.rpo_objective is not None:

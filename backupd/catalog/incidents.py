@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, and_, delete, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.cursors import move_cursors
@@ -14,7 +14,7 @@ from backupd.catalog.listed import EVER, Span
 from backupd.catalog.messages import insert_messages
 from backupd.catalog.peopletables import incidents
 from backupd.model.errors import NotFoundError, RefusedError
-from backupd.model.event import Severity
+from backupd.model.event import Event, Severity
 from backupd.model.incident import Incident, Message
 
 _NOT_WRITTEN_AGAIN = frozenset({"id", "acknowledged_by", "acknowledged_at"})
@@ -81,6 +81,17 @@ class IncidentRows:
                     connection.execute(insert(incidents).values(values))
             insert_messages(connection, messages)
             move_cursors(connection, cursors)
+
+    def restate(self, event: Event) -> None:
+        """The open incident of the kind, server and subject of ``event`` has its words now. Nothing without one."""
+        now = {"message": event.message, "detail": event.detail, "hint": event.hint}
+        one = and_(incidents.c.closed_at.is_(None), incidents.c.kind == event.kind,
+                   incidents.c.server == event.server, incidents.c.subject == event.subject)
+        with self._database.read() as connection:
+            found = connection.execute(select(incidents).where(one)).mappings().first()
+        if found is not None and any(found[name] != text for name, text in now.items()):
+            with self._database.write() as connection:
+                connection.execute(update(incidents).where(one).values(now))
 
     def acknowledge(self, incident_id: str, by: str, now: datetime) -> Incident:
         """No reminder of it is sent any more. Raises NotFoundError, RefusedError when it is over or somebody has done

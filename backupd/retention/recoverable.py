@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from backupd.model.clock import format_time
 from backupd.retention.decisions import Recoverable
@@ -12,6 +12,8 @@ from backupd.retention.rules import Families, Window
 from backupd.retention.view import BinlogRun, Stored
 
 _TOLD = 3
+_RECENT = timedelta(hours=1)
+"""How far what can be restored may end behind now: whether it follows closely enough is no question of retention."""
 
 
 def recoverable(backups: Sequence[Stored], runs: Sequence[BinlogRun], *, since: datetime | None,
@@ -40,8 +42,9 @@ def recoverable(backups: Sequence[Stored], runs: Sequence[BinlogRun], *, since: 
 
 
 def gaps(spans: Sequence[Recoverable], window: Window, families: Families, now: datetime, *,
-         has_logs: bool) -> list[str]:
-    """What of the window's promise is not kept, as sentences."""
+         has_logs: bool, oldest: datetime | None = None) -> list[str]:
+    """What of the window's promise is not kept, as sentences. ``oldest``: when the first backup that is known here
+    ended, whole or not: before that there was nothing to keep."""
     name = f"{window.name} {window.length}"
     if not any(families):
         return [f"{name}: there is no restorable backup here at all"]
@@ -51,14 +54,14 @@ def gaps(spans: Sequence[Recoverable], window: Window, families: Families, now: 
     missing: list[tuple[datetime, datetime]] = []
     reached = window.start
     for span in spans:
-        if span.since > reached:
+        if span.since > reached and (oldest is None or span.since > oldest):
             missing.append((reached, span.since))
         reached = max(reached, span.until)
     told = [f"{name}: nothing between {format_time(since)} and {format_time(until)} can be restored"
             for since, until in missing[:_TOLD]]
     if len(missing) > _TOLD:
         told.append(f"{name}: and {len(missing) - _TOLD} more gaps")
-    if reached < now:
+    if now - reached > _RECENT:
         told.append(f"{name}: the newest moment that can be restored is {format_time(reached)}")
     return told
 

@@ -68,7 +68,8 @@ class _Solution:
         spans = recoverable(kept, [run.run for run in runs if run.keep],
                             since=window.start if window else None, now=self._now)
         if window:
-            self._warnings += gaps(spans, window, self._families, self._now, has_logs=bool(runs))
+            self._warnings += gaps(spans, window, self._families, self._now, has_logs=bool(runs), oldest=min(
+                (backup.finished_at for backup in self._view.backups), default=None))
         return Decisions(
             server=self._view.server, destination=self._view.destination, at=self._now,
             backups=tuple(Decision(backup, tuple(self._grounds.get(backup.id, ())), self._why_not)

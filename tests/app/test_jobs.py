@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from backupd.alerts.rules import Act, rule_of
 from backupd.app import jobs, logs, pulse
 from backupd.app.jobs import live, run_here
 from backupd.app.run import JobRun, Result
@@ -117,6 +118,21 @@ def test_a_good_run_is_recorded_with_its_bytes_phases_result_and_log(wiring: Wir
     text = logs.read_log(wiring.settings, job.id)
     for words in ("job-started", "job-phase", "sh: copied everything", "job-succeeded"):
         assert words in text
+
+
+def test_a_command_that_somebody_watches_and_that_is_refused_is_no_trouble_of_the_server(wiring: Wiring) -> None:
+    def work(_run: JobRun) -> None:
+        raise RefusedError("tables would be replaced, and nobody confirmed that", hint="repeat with --confirm db1")
+
+    with pytest.raises(RefusedError, match="nobody confirmed"):
+        run_here(wiring, JobKind.RESTORE, "db1", work, report=silent)
+    (job,) = wiring.catalog.jobs.list("db1")
+    assert (job.state, job.message) == (JobState.CANCELLED, "tables would be replaced, and nobody confirmed that")
+    (event,) = wiring.catalog.events.list(server="db1")
+    assert rule_of(event).act is Act.SILENT
+    with pytest.raises(RefusedError):  # a backup that is refused is one: nobody may read what cron runs
+        run_here(wiring, JobKind.FULL, "db1", work, report=silent)
+    assert rule_of(wiring.catalog.events.list(server="db1")[0]).act is Act.OPENS
 
 
 def test_progress_reaches_the_row_with_an_estimate_of_what_is_left(wiring: Wiring) -> None:

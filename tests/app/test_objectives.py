@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from backupd.alerts.ledger import Ledger
 from backupd.app.objectives import ObjectivesWatch
+from backupd.app.schedule import due_times, legs
 from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
+from backupd.catalog.schedules import Schedule
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import CatalogError
+from backupd.model.job import JobKind, JobState
 from backupd.recovery.timeline import Objectives, Reach, Timeline
 from backupd.recovery.windows import Window
 from tests.app.house import GOLD, Office
@@ -31,6 +35,7 @@ class Desk:
     latest: datetime | None = NOW
     predicted: timedelta | None = None
     far: datetime | None = None
+    empty: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.watch = ObjectivesWatch(self.read)
@@ -40,7 +45,8 @@ class Desk:
             return Timeline(server, self.now, (), (), (), ())
         window = replace(_WINDOW, end=self.latest)
         reach = Reach("local", self.latest, timedelta(0), self.now - self.latest)
-        others = (Reach("far", self.far, timedelta(0), self.now - self.far),) if self.far else ()
+        others = [Reach("far", self.far, timedelta(0), self.now - self.far)] if self.far else []
+        others += [Reach(name, None, None, None) for name in self.empty]
         return Timeline(server, self.now, (window,), (), (reach, *others), (), predicted_rto=self.predicted,
                         objectives=Objectives())
 
@@ -63,7 +69,7 @@ def desk(short_tmp: Path) -> Iterator[Desk]:
         yield Desk(Wiring(settings, catalog))
 
 
-def test_what_could_be_lost_is_told_when_it_is_too_much_and_when_it_was_little_for_a_while(desk: Desk) -> None:
+def test_what_could_be_lost_is_told_when_it_is_too_much_and_when_it_is_little_again(desk: Desk) -> None:
     assert desk.look() == []
     assert desk.look(3 * MINUTE) == ["rpo-broken"]
     (event,) = desk.wiring.catalog.events.list()
@@ -71,10 +77,7 @@ def test_what_could_be_lost_is_told_when_it_is_too_much_and_when_it_was_little_f
     assert "local: 2026-11-21T12:00:00" in event.detail
     assert desk.look(MINUTE) == []
     desk.latest = desk.now
-    assert desk.look() == []
-    assert desk.look(MINUTE) == [], "not at the first breath"
-    desk.latest = desk.now + MINUTE
-    assert desk.look(MINUTE) == ["rpo-kept"]
+    assert desk.look() == ["rpo-kept"], "what is over is over, however long the promise is"
     assert desk.look(MINUTE) == []
     assert desk.wiring.catalog.lags.worst("db1", NOW) == {"local": 240.0}
 
@@ -95,26 +98,66 @@ def test_a_place_that_alone_would_lose_too_much_is_told_whether_required_or_not(
         assert event.subject == "far"
         assert "everything but far lost now, 5m of work" in event.message
         desk.far = desk.latest = NOW + 5 * MINUTE
-        assert desk.look(5 * MINUTE) == []
-        desk.far = desk.latest = NOW + 7 * MINUTE
-        assert desk.look(2 * MINUTE) == ["destination-rpo-kept"]
-        assert desk.look(3 * MINUTE)[0] == "rpo-broken", "by all of them"
+        assert desk.look(5 * MINUTE) == ["destination-rpo-kept"]
+        assert desk.look(3 * MINUTE) == ["rpo-broken"], "by all of them: that far has no more says nothing new"
 
 
-def test_a_lag_that_goes_up_and_down_around_the_limit_is_one_incident(desk: Desk) -> None:
-    told = []
-    for _ in range(20):
-        desk.latest = desk.now - 3 * MINUTE
-        told += desk.look()
-        desk.latest = desk.now - MINUTE
-        told += desk.look(MINUTE)
-    assert told == ["rpo-broken"]
+def test_an_incident_says_what_is_so_now_and_its_event_what_was_then(desk: Desk) -> None:
+    assert desk.look(3 * MINUTE) == ["rpo-broken"]
+    (event,) = desk.wiring.catalog.events.list()
+    incidents = desk.wiring.catalog.incidents
+    ledger = Ledger((), ())
+    ledger.take(event)
+    incidents.record(ledger.changed, (), {})
+    assert desk.look(4 * MINUTE) == []
+    (incident,) = incidents.open()
+    assert "7m of work would be lost" in incident.message
+    assert incident.opened_at == event.at
+    assert "3m of work would be lost" in desk.wiring.catalog.events.list()[0].message
 
 
-def test_a_server_that_cannot_be_recovered_at_all_breaks_its_promise(desk: Desk) -> None:
+def test_a_server_that_cannot_be_recovered_at_all_breaks_its_promise_once_its_first_backup_was_due(desk: Desk) -> None:
     desk.latest = None
-    assert desk.look() == ["rpo-broken"]
+    assert desk.look() == [], "it was added just now"
+    full = next(leg for leg in legs(desk.wiring.settings, "db1") if leg.kind == JobKind.FULL)
+    (due,) = due_times(full, NOW, count=1)
+    desk.wiring.catalog.schedules.settle({}, [
+        Schedule(*leg.key, cadence=leg.rhythm, since=NOW, handled=NOW) for leg in legs(desk.wiring.settings, "db1")])
+    assert desk.look(due - NOW - MINUTE) == []
+    assert desk.look(5 * MINUTE) == ["rpo-broken"]
     assert "cannot be recovered at all" in desk.wiring.catalog.events.list()[0].message
+    desk.latest = desk.now
+    assert desk.look(MINUTE) == ["rpo-kept"]
+
+
+def test_a_first_backup_that_failed_ends_the_grace_of_a_new_server(desk: Desk) -> None:
+    desk.latest = None
+    job = samples.job(server="db1")
+    desk.wiring.catalog.jobs.add(job)
+    assert desk.look(MINUTE) == []
+    desk.wiring.catalog.jobs.finish(job.id, JobState.FAILED, desk.now, token=job.token)
+    assert desk.look(MINUTE) == ["rpo-broken"]
+
+
+@pytest.mark.parametrize(("places", "grace"), [("{required: [local, far]}", None),
+                                              ("{required: [local], others: [far]}", timedelta(days=1))])
+def test_a_destination_that_was_added_is_no_incident_until_its_first_copies_are_due(
+    short_tmp: Path, places: str, grace: timedelta | None
+) -> None:
+    office = Office(short_tmp)
+    office.write()
+    text = office.file.read_text()
+    office.file.write_text(text.replace("destinations:\n", "destinations:\n  far: {type: filesystem, path: /far}\n"))
+    (short_tmp / "policies" / "gold.yaml").write_text(
+        GOLD.replace("{required: [local]}", places) + "binlog: {}\nobjectives: {rpo: 2m}\n")
+    settings = load_settings(office.file)
+    with open_catalog(settings.catalog) as catalog:
+        desk = Desk(Wiring(settings, catalog), empty=("far",))
+        assert desk.look() == []
+        if grace is not None:
+            desk.latest = NOW + grace
+            assert desk.look(grace) == ["destination-rpo-broken"]
+            assert "nothing could be recovered" in catalog.events.list()[0].message
 
 
 def test_a_restore_that_would_take_too_long_is_told_and_nothing_is_said_where_nothing_is_known(desk: Desk) -> None:
@@ -125,9 +168,7 @@ def test_a_restore_that_would_take_too_long_is_told_and_nothing_is_said_where_no
     desk.predicted = None
     assert desk.look() == []
     desk.predicted = timedelta(minutes=10)
-    assert desk.look() == []
-    desk.latest = desk.now + MINUTE
-    assert desk.look(MINUTE) == ["rto-kept"]
+    assert desk.look() == ["rto-kept"]
 
 
 def test_a_server_whose_timeline_cannot_be_read_stops_no_other(short_tmp: Path) -> None:

@@ -132,11 +132,19 @@ def streamed(short_tmp: Path) -> Iterator[Desk]:
 # -- what is told
 
 
+def test_a_server_that_was_added_just_now_waits_for_its_first_backup(desk: Desk) -> None:
+    found = desk.look()
+    assert [(one.status, one.text, one.hint) for one in found.reasons] == [
+        (Status.WARNING, "no backup has been taken yet: the first one starts at 2026-11-22T01:00:00Z",
+         "to take one now: backupd backup db1")]
+
+
 def test_a_server_that_nothing_can_be_recovered_of_is_bad_and_the_next_step_is_named(desk: Desk) -> None:
+    desk.job(1, JobState.FAILED)
     found = desk.look()
     assert (found.status, found.latest, found.rpo, found.last_success) == (Status.BAD, None, None, None)
-    assert [(one.text, one.hint) for one in found.reasons] == [
-        ("nothing can be recovered: there is no usable backup", "backupd backup db1")]
+    assert next((one.text, one.hint) for one in found.reasons) == (
+        "nothing can be recovered: there is no usable backup", "backupd backup db1")
     desk.catalog.backups.add(samples.backup(2, server="db1", state=BackupState.DAMAGED))
     assert desk.look().status is Status.BAD, "a damaged backup recovers nothing"
 

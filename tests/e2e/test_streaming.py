@@ -17,7 +17,9 @@ from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch
+from backupd.model.job import JobState
 from backupd.transfer import segments
+from tests.catalog import samples
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.e2e.service import ONCE_A_YEAR, alive, catalog_of, descendants, serving, until
 from tests.support.dice import SOAK
@@ -133,6 +135,9 @@ def test_a_stream_survives_its_own_death_a_restart_of_the_server_and_the_death_o
 def test_a_pause_ends_the_stream_and_a_reload_only_those_whose_settings_changed(house: House, catalog: Catalog) -> None:
     policy = house.base / "policies" / "gold.yaml"
     policy.write_text(STREAMED + "objectives: {rpo: 1h}\n")
+    failed = samples.job(server=SERVER)  # so that the server is not one whose first backup is still to come
+    catalog.jobs.add(failed)
+    catalog.jobs.finish(failed.id, JobState.FAILED, datetime.now(UTC), token=failed.token)
     with serving(house) as service:
         wait_for(catalog, write(house, "first"))
         first = stream_pid(catalog)

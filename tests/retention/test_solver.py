@@ -248,6 +248,13 @@ def test_a_gap_in_the_binary_logs_is_named() -> None:
         "recovery_window 7d: the newest moment that can be restored is 2026-11-21T10:00:00Z")
 
 
+def test_a_young_installation_is_no_gap_and_what_follows_closely_is_no_warning() -> None:
+    runs = (BinlogRun("a", hours_ago(31), NOW - timedelta(minutes=10)),)
+    assert solved(view([stored("full", hours_ago(30))], runs=runs), rules(recovery_window="7d")).warnings == ()
+    assert solved(view([stored("full", hours_ago(30)), stored("old", hours_ago(40), usable=False)], runs=runs),
+                  rules(recovery_window="7d")).warnings
+
+
 def test_a_window_of_a_hundred_years_keeps_everything() -> None:
     assert len(solved(view(daily(9)), rules(recovery_window="36525d")).kept) == 9
 
