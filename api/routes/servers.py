@@ -14,7 +14,7 @@ from api.schemas.base import Whole
 from api.schemas.jobs import Accepted
 from api.schemas.retention import ApplyRequest, Decisions
 from api.schemas.search import Found, SearchQuery
-from api.schemas.servers import Server
+from api.schemas.servers import Identity, Server
 from api.schemas.timeline import Timeline
 from backupd.catalog.listed import Listed
 
@@ -53,6 +53,13 @@ def preview_retention(server: ServerName, service: Acting) -> JSONResponse:
 def apply_retention(server: ServerName, service: Acting, asked: ApplyRequest | None = None) -> JSONResponse:
     """Mark what expired; it goes after the grace period."""
     return accepted(service.requests.retention(server, really=asked is not None and asked.really))
+
+
+@router.post("/servers/{server}/accept", dependencies=[ADMIN], response_model=Identity)
+def accept_server(server: ServerName, service: Acting) -> JSONResponse:
+    """Say that the other database server that answers under this name (an alert `server-changed` is open) is the right
+    one from now on: its backups and binary logs, kept apart until then, count as those of the server."""
+    return one(service.accept(server))
 
 
 @router.get("/servers/{server}/binlog/search", dependencies=[VIEWER], response_model=list[Found])

@@ -16,7 +16,7 @@ _BACKUP: dict[str, Any] = {
     "bytes_source": 2147483648, "bytes_stored": 734003200, "bytes_new": 52428800, "files": 412, "files_linked": 377,
     "position": {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}, "flavour": "mariadb",
     "server_version": "10.11.19", "tool_version": "10.11.19", "pinned": False, "warnings": [], "from_lsn": 0,
-    "to_lsn": 48211022, "reason": "", "set": "", "tables_missing": 0, "protected": True,
+    "to_lsn": 48211022, "reason": "", "set": "", "tables_missing": 0, "protected": True, "apart": False,
     "copies": [{"destination": "local", "state": "complete", "stored_at": "2026-11-21T02:07:12Z",
                 "verified_at": "2026-11-21T05:00:00Z"}]}
 
@@ -69,6 +69,8 @@ class Backup(Shape):
         description="Of a logical backup: tables that could not be dumped. Of a physical one: tables that its tool "
                     "leaves out and no logical backup takes.")
     protected: bool = Field(description="It has as many verified copies as the policy wants.")
+    apart: bool = Field(description="It is of another server, which answered under this name and which nobody has "
+                                    "accepted: no rule, no proof and no target but its own id means it.")
     copies: list[Copy]
 
 

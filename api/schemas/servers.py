@@ -162,3 +162,24 @@ class Destination(Shape):
     behind: Behind
     worst_lag_seconds_of_a_day: float | None
     lock_seconds: float | None
+
+
+class Identity(Shape):
+    """A database server that answered under a name of the configuration. `verdict`: `own`, `failover` (another one that
+    holds what was archived last), or `stranger`; `evidence`: why."""
+
+    model_config = example({
+        "server": "shop-db1", "uuid": "8nG7mZ2r5yHkq0xWcVvP1sTzJ4E=", "verdict": "own", "server_id": 2,
+        "evidence": "accepted by anna at 2026-11-22T21:40:03Z: it has no GTIDs by which its history could be known "
+                    "again", "address": "10.0.0.7:3306", "since": "2026-11-22T21:25:21Z",
+        "seen_at": "2026-11-22T21:31:00Z", "accepted_by": "anna"})
+
+    server: str
+    uuid: str
+    verdict: str = Field(pattern="^(own|failover|stranger)$")
+    server_id: int
+    evidence: str
+    address: str
+    since: Time
+    seen_at: Time
+    accepted_by: str

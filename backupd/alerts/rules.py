@@ -114,6 +114,8 @@ RULES: Mapping[str, Rule] = {
     **_pair("removal-braked", "removal-released", "too much would go at once at {subject}"),
     **_pair("manifests-missing", "manifests-found", "backups are missing at {subject}"),
     **_pair("foreign-backups", "foreign-backups-gone", "another server's backups lie under its name"),
+    **_pair("server-changed", "server-known", "another server answers under its name"),
+    "server-failover": _tells("another server took over"),
     "rot-found": Rule(Act.OPENS, "rot-found", "damaged files at {subject}", covered=True),
     "rot-repaired": _tells("damaged files at {subject} were replaced"),
     "cold-sample-thawing": _SILENT,

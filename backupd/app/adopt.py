@@ -50,7 +50,7 @@ def adopt_unknown(wiring: Wiring, destination: Destination, server: str | None =
 def tell_strangers(wiring: Wiring, server: str) -> None:
     """Say, once, that backups of another server lie under the name of ``server``, and when they are gone."""
     records = wiring.catalog.backups.list(server)
-    found = [one for one in strangers(records) if not one.former]
+    found = [one for one in strangers(records) if not one.former and not one.apart]
     incidents, now = Incidents(wiring.catalog), wiring.clock()
     if not found:
         incidents.mended(FOREIGN, Event(now, FOREIGN.mended, Severity.INFO, server=server,

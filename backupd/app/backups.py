@@ -10,6 +10,7 @@ from backupd.app.absence import away
 from backupd.app.adopt import adopt_unknown
 from backupd.app.chains import Decision, decide
 from backupd.app.deletion import sweep_destination
+from backupd.app.identity import meet, problem_of, reason_of
 from backupd.app.limits import throttled
 from backupd.app.logical import dump_tables
 from backupd.app.retention import relieve
@@ -29,6 +30,7 @@ from backupd.engine.toolset import physical_tool, refuse_clashes, shortcomings
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, DestinationFullError
+from backupd.model.identity import Identity
 from backupd.model.ids import new_id
 from backupd.model.manifest import Body, Header
 from backupd.model.proof import Witness
@@ -84,20 +86,23 @@ def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) 
     if kind is BackupKind.LOGICAL:
         return Made(*dump_tables(wiring, server, run, destinations))
     with ExitStack() as stack:
-        spec = resolve(wiring, server, kind, run, destinations, stack.enter_context(wiring.workdir(run.job.id)))
+        spec, met = resolve(wiring, server, kind, run, destinations, stack.enter_context(wiring.workdir(run.job.id)))
         brake = stack.enter_context(throttled(wiring, server, spec.connection, run))
         taken = _execute(wiring, server, replace(spec, throttle=brake, send=brake.send), run)
     record = record_backup(wiring, spec, taken, brake.warnings)
-    return Made(record, _problem(record, spec))
+    record = replace(record, apart=met is not None and met.is_stranger)
+    return Made(record, problem_of(met, record) or _problem(record, spec))
 
 
 def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun,
-            destinations: tuple[Destination, ...], workdir: Path) -> PhysicalSpec:
-    """Freeze every decision about this backup. Reads the server, the keyring and the tools; changes nothing."""
+            destinations: tuple[Destination, ...], workdir: Path) -> tuple[PhysicalSpec, Identity | None]:
+    """Freeze every decision about this backup, and who answers. Reads the server, the keyring and the tools; changes
+    nothing."""
     keys, fingerprints = wiring.recipients()
     connection = server.connection()
     with connection.connect() as session:
         probed = examine(session)
+        met = meet(wiring, server.name, session, probed.info)
         refuse_clashes(session, probed.info)
         tool = physical_tool(probed.info, paths=wiring.settings.programs)
         decision = decide(wiring, server, kind, probed.info, tool=tool, session=session, destinations=destinations,
@@ -113,21 +118,25 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
     warnings = (*warnings, *clock_warning(late))
     if decision.reason:
         warnings = (*warnings, f"a full backup was taken where an increment was due: {decision.reason}")
+    reason = reason_of(met) or decision.reason
+    if reason != decision.reason:
+        warnings = (*warnings, reason)
 
     def documents(body: Body, header: Header) -> Documents:
         runbook = render_runbook(header, body, destinations=[d.name for d in destinations], earlier=decision.chain,
                                  places={**server.required, **server.others})
         return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries))
 
-    return PhysicalSpec(
+    spec = PhysicalSpec(
         backup_id=run.job.id, server=server.name, connection=connection, info=probed.info, tool=tool,
         destinations=destinations, recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
         identity_key=wiring.identity_key(), workdir=workdir, started_at=wiring.clock() + late, documents=documents,
         behind=late, level=wiring.settings.encryption.compression_level, workers=worker_count(),
         parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings,
-        parent=_parent(decision), reason=decision.reason, config=lambda: artefact.content,
+        parent=_parent(decision), reason=reason, config=lambda: artefact.content,
         spool=wiring.settings.spool / "clone", restored_by=restored_by(Path(probed.info.datadir)),
         lost=lost)
+    return spec, met
 
 
 def _problem(record: BackupRecord, spec: PhysicalSpec) -> BackupdError | None:

@@ -9,15 +9,18 @@ from pathlib import Path
 from backupd.app import channels, holds, keys, listening, places, queuewatch, replicating, trust
 from backupd.app.adopt import STRANGE_HINT
 from backupd.app.forecast import room
+from backupd.app.identity import accept_hint, finding_of, meet
 from backupd.app.settings import ServerSettings
 from backupd.app.streamreport import STOPPED
 from backupd.app.wiring import Wiring
 from backupd.backup.binarylog import SUBJECT, Streaming
 from backupd.backup.finding import Finding, error, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
+from backupd.engine.client import Connection
+from backupd.engine.probe import examine
 from backupd.model.backup import BackupKind
 from backupd.model.clock import format_time
-from backupd.model.errors import BackupdError
+from backupd.model.errors import BackupdError, ServerError
 from backupd.recovery.lineage import strangers
 from policies.contradictions import distances
 from policies.lint import advice, crowds, not_yet_active, streams
@@ -85,13 +88,24 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None),
         physical=server.policy.physical is not None, logical=server.policy.logical)
     return (preflight(spec, now=wiring.clock()) + stream_findings(wiring, server) + found
-            + replicating.findings(wiring, server) + _foreign(wiring, server.name))
+            + replicating.findings(wiring, server) + _identity(wiring, server.name, connection)
+            + _foreign(wiring, server.name))
+
+
+def _identity(wiring: Wiring, server: str, connection: Connection) -> list[Finding]:
+    """Is the server that answers the one whose backups there are? Of one that does not answer others tell."""
+    try:
+        with connection.connect() as session:
+            return finding_of(meet(wiring, server, session, examine(session, tolerant=True).info, adopt=False), server)
+    except ServerError:
+        return []
 
 
 def _foreign(wiring: Wiring, server: str) -> list[Finding]:
     """Backups of another server under the same name."""
     return [warning("backups", f"{one.words(server)}, and all of those are older: was the server replaced?",
                     "no rule deletes them; `backupd backups delete ID` removes what you can do without") if one.former
+            else warning("backups", f"{one.words(server)}: they are kept apart", accept_hint(server)) if one.apart
             else error("backups", one.words(server), STRANGE_HINT)
             for one in strangers(wiring.catalog.backups.list(server))]
 

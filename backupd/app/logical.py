@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from backupd.app.identity import meet, problem_of, reason_of
 from backupd.app.limits import throttled
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
@@ -27,6 +28,7 @@ from backupd.engine.toolset import physical_tool
 from backupd.model.backup import BackupRecord
 from backupd.model.dump import DumpedTable
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError, ToolError, UsageError
+from backupd.model.identity import Identity
 from backupd.model.manifest import Body, Header
 from backupd.model.server import ServerInfo
 from backupd.model.table import TablePattern
@@ -50,7 +52,7 @@ def dump_tables(wiring: Wiring, server: ServerSettings, run: JobRun, destination
     made the backup fail; then nothing of it is left.
     """
     with _folder(wiring, server) as folder:
-        spec = resolve(wiring, server, run, destinations, folder)
+        spec, met = resolve(wiring, server, run, destinations, folder)
         with throttled(wiring, server, spec.connection, run) as brake:
             outcome = execute(replace(spec, throttle=brake, send=brake.send, pressure=brake.pressure),
                               clock=wiring.clock, report=run.report, cancel=run.cancel, fence=run.fence, log=run.log)
@@ -58,12 +60,14 @@ def dump_tables(wiring: Wiring, server: ServerSettings, run: JobRun, destination
                        (*outcome.facts.warnings, *brake.warnings, *_missing_lines(outcome.dump.failed),
                         *_skipped_lines(outcome.dump.skipped)))
     wiring.catalog.backups.add(record)
-    return record, _problem(record, outcome.dump.failed)
+    record = replace(record, apart=met is not None and met.is_stranger)
+    return record, problem_of(met, record) or _problem(record, outcome.dump.failed)
 
 
 def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: tuple[Destination, ...],
-            folder: Path) -> LogicalSpec:
-    """Freeze every decision about this backup. Reads the server, the keyring and the tools; changes nothing."""
+            folder: Path) -> tuple[LogicalSpec, Identity | None]:
+    """Freeze every decision about this backup, and who answers. Reads the server, the keyring and the tools; changes
+    nothing."""
     policy = server.policy
     logical = policy.logical or _DEFAULTS
     table_set, tables = chosen_tables(server, run.job.arguments)
@@ -73,6 +77,7 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
     with connection.connect() as session:
         hurry(session)
         probed = examine(session)
+        met = meet(wiring, server.name, session, probed.info)
     tools, shortcomings = dump_tools(probed.info, paths=wiring.settings.programs)
     artefact = collect(connection, probed.info, policy.config_files)
     late = behind(wiring, server.name)
@@ -82,13 +87,14 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
                                          places={**server.required, **server.others})
         return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries))
 
-    return LogicalSpec(
+    spec = LogicalSpec(
         backup_id=run.job.id, server=server.name, connection=connection, info=probed.info, destinations=destinations,
         recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home, identity_key=wiring.identity_key(),
         started_at=wiring.clock() + late, documents=documents, behind=late,
         level=wiring.settings.encryption.compression_level, workers=worker_count(),
         warnings=(*shortcomings, *artefact.warnings, *(f"{key.name}: {key.warning}" for key in keys if key.warning),
-                  *clock_warning(late)),
+                  *clock_warning(late), *filter(None, [reason_of(met)])),
+        reason=reason_of(met),
         config=lambda: artefact.content,
         select=partial(select, include=include, exclude=exclude, max_size=tables.max_size,
                        always=_only_here(wiring, server, probed.info), unasked=not table_set),
@@ -98,6 +104,7 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
         long_queries=logical.long_queries.total_seconds(),
         patience=policy.limits.max_pause.total_seconds() if logical.on_long_queries == "wait" else 0.0,
         repair=logical.repair, count_rows=logical.count_rows)
+    return spec, met
 
 
 def accepts_missing(server: ServerSettings) -> bool:

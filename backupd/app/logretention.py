@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from backupd.app.auditing import audit, by_itself
+from backupd.app.identity import own_branches
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupKind, BackupRecord
@@ -55,10 +56,11 @@ class Archive:
 
 
 def archive(wiring: Wiring, server: str, records: Iterable[BackupRecord]) -> Archive:
-    branches = wiring.catalog.binlogs.branches(server)
+    branches = own_branches(wiring, server)
     if not branches:
         return Archive((), (), {})
-    runs = wiring.catalog.binlogs.runs(server)
+    ids = {branch.id for branch in branches}  # no rule touches the binary logs of a stranger
+    runs = tuple(run for run in wiring.catalog.binlogs.runs(server) if run.branch in ids)
     histories = Histories(branches, runs)
     places = {}
     for record in records:

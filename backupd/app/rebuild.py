@@ -18,6 +18,7 @@ from typing import Any
 
 from backupd.app.adopt import record_of_manifest
 from backupd.app.bringingback import if_deleted
+from backupd.app.identity import recall
 from backupd.app.logcheck import is_at_work
 from backupd.app.lostcatalog import REBUILT, Succession, lost_catalogs
 from backupd.app.reconciliation import Reconciliation
@@ -128,6 +129,8 @@ class _Rebuild:
             for moment, older in lost_catalogs(wiring, destination, taken.problems.append):
                 history += succession.take(moment, older)
                 moments.append(moment)
+        for server in {*wiring.catalog.backups.servers(), *wiring.catalog.binlogs.servers()}:
+            recall(wiring, server)  # after the copies of the catalog, which know more of it than backups do
         taken.problems += [*succession.missing.values(), *self._headless(succession.missing)]
         wiring.catalog.events.add(Event(
             wiring.clock(), REBUILT, Severity.WARNING,

@@ -26,6 +26,7 @@ from backupd.model.backup import BackupDetail, BackupRecord
 from backupd.model.binlog import ChangeKind
 from backupd.model.challenge import Challenge
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
+from backupd.model.identity import Identity
 from backupd.model.incident import Incident, Message, MessageState
 from backupd.model.job import JobRecord, JobState
 from backupd.model.thaw import Thawing
@@ -242,6 +243,16 @@ class Service:
         with self._deed(f"{kind}-released", server=server):
             self._concern(server)
             return holds.release(self._wiring, server, kind, self.actor.name)
+
+    def accept(self, server: str) -> Identity:
+        """The other server that answers under the name of ``server`` is the right one from now on."""
+        from backupd.app import identity
+
+        with self._deed("server-accepted", server=server) as told:
+            self._concern(server)
+            found = identity.accept(self._wiring, server, self.actor.name)
+            told.subject = found.uuid
+            return found
 
     def explain(self, policy: Path, server: str | None) -> Explanation:
         """What a policy file, in use or not yet, does to a server of this installation."""

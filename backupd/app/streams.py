@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
+from backupd.app.identity import meet_stream
 from backupd.app.logfollow import LogFollower
 from backupd.app.logs import say
 from backupd.app.recollection import Recollection
@@ -109,6 +110,7 @@ class StreamRun:
         self._failing_since: float | None = None
         self._troubles: Mapping[str, str] = {}
         self._noted: datetime | None = None
+        self._met = ""
 
     def run(self, *, once: bool) -> None:
         name, wiring = self._server.name, self._wiring
@@ -207,12 +209,14 @@ class StreamRun:
             status = streamer.status()
             self._note_position(archiver, status)
             self._tell(archiver.step(self._wiring.clock()))
+            if status.state is StreamState.STREAMING:
+                self._meet(status.branch)
             wanted_at = wanted_at or status.server_time
             if time.monotonic() - reported >= REPORT:
                 report.beat(status, archiver.behind(), self._troubles)
                 reported = time.monotonic()
             if (once and wanted_at is not None and self._everything_by(wanted_at, recorder)
-                    and recollection.was_tried):
+                    and recollection.was_tried and self._met == status.branch):
                 return
             self._give_up(status, begun, once=once)
             self._waker.wait(min(BEAT, self._policy.checkpoint.total_seconds()))
@@ -224,6 +228,23 @@ class StreamRun:
             number = position.file.rpartition(".")[2]
             archiver.note_position(status.branch, int(number), position.pos, moment)
             self._noted = moment
+
+    def _meet(self, branch_id: str) -> None:
+        """Compare who answers with those that answered before, once for each branch. What keeps it from that now is
+        told by the stream itself; until then nothing that is streamed counts as of the server."""
+        branch = next((one for one in self._spool.branches() if one.id == branch_id), None)
+        if branch is None or branch_id == self._met:
+            return
+        connection = self._server.connection()
+        try:
+            state = BinlogSource(connection, marker=lambda datadir: restored_by(Path(datadir))).look(files=False)
+            self._scribe.ask(lambda _catalog: meet_stream(self._wiring, self._server.name, state, branch,
+                                                          connection.address))
+        except (ServerError, RefusedError, CatalogError) as error:
+            say("stream-trouble", f"who answers could not be compared: {error}", level=logging.WARNING,
+                server=self._server.name)
+            return
+        self._met = branch_id
 
     def _everything_by(self, moment: datetime, recorder: CatalogRecorder) -> bool:
         standing = recorder.standing()

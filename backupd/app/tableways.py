@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from backupd.app.coldness import with_thaw
+from backupd.app.identity import own_branches
 from backupd.app.restores import NO_WISHES, Wishes, measured_rates, plan, sources
 from backupd.app.settings import ServerSettings
 from backupd.app.targets import Targets
@@ -272,7 +273,7 @@ def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, flavour: F
     """Raises RefusedError for what no replay can be narrowed down over: MySQL's applier stops at XA transactions when
     it has filters (error 3898)."""
     server = wiring.settings.server(server_name)
-    targets = Targets(wiring, server_name, wiring.catalog.binlogs.branches(server_name), prefer=_preferred(server))
+    targets = Targets(wiring, server_name, own_branches(wiring, server_name), prefer=_preferred(server))
     for leg in replay.legs:
         for one in targets.within(leg):
             if one.state and flavour is not Flavour.MARIADB:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 
+from backupd.app.identity import own_branches
 from backupd.app.indexes import Indexes
 from backupd.app.logbook import Logbook, Met
 from backupd.app.settings import ServerSettings
@@ -34,13 +35,15 @@ def history(wiring: Wiring, server: ServerSettings, *, exact: bool = True) -> Hi
     """What is archived of ``server``'s binary logs at destinations that are configured; None where nothing ever was.
     Without ``exact`` no index is read to count transactions."""
     binlogs = wiring.catalog.binlogs
-    branches = binlogs.branches(server.name)
+    branches = own_branches(wiring, server.name)
     if not branches:
         return None
     configured = wiring.settings.destinations
-    runs = [run for run in binlogs.runs(server.name) if run.destination in configured]
+    ids = {branch.id for branch in branches}
+    runs = [run for run in binlogs.runs(server.name) if run.destination in configured and run.branch in ids]
+    gaps = [gap for gap in binlogs.gaps(server.name) if gap.branch in ids]
     resolver = Targets(wiring, server.name, branches, prefer=server.preferred, exact=exact)
-    return History(branches, runs, binlogs.gaps(server.name), resolver)
+    return History(branches, runs, gaps, resolver)
 
 
 class Targets:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from backupd.app.checkup import SILENT
+from backupd.app.identity import kept_apart
 from backupd.app.restores import measured_rates, within_reach
 from backupd.app.settings import ServerSettings
 from backupd.app.streamreport import STOPPED, behind_limit
@@ -26,7 +27,7 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
     """Raises NotFoundError for a server that is not configured."""
     server = wiring.settings.server(server_name)
     promised = server.policy.objectives if server.usable else None  # a broken policy must not hide what is there
-    records = within_reach(wiring, wiring.catalog.backups.list(server_name))
+    records = [one for one in within_reach(wiring, wiring.catalog.backups.list(server_name)) if not one.apart]
     archived = history(wiring, server, exact=False)
     now = wiring.clock()
     preferences = Preferences(destinations=server.preferred,
@@ -43,7 +44,7 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
         predicted_rto=timedelta(seconds=plan.seconds) if plan else None,
         objectives=Objectives(promised.rpo, promised.rto) if promised else None,
         troubles=_troubles(server, said[0], now) if said and is_streamed else None,
-        warnings=_of_stream(server_name, said, now) if is_streamed else (),
+        warnings=(*kept_apart(wiring, server_name), *(_of_stream(server_name, said, now) if is_streamed else ())),
         places=server.others if server.usable else ())
 
 

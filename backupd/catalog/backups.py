@@ -11,9 +11,10 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
 from backupd.catalog.listed import EVER, Listed, Span, cursor_of, page
-from backupd.catalog.tables import backups, copies
+from backupd.catalog.tables import backups, copies, identities
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.identity import Verdict
 from backupd.model.manifest import Stats
 from backupd.model.server import Position
 
@@ -48,7 +49,7 @@ class Backups:
             row = connection.execute(select(backups).where(backups.c.id == backup_id)).mappings().first()
             if row is None:
                 raise _not_found(backup_id)
-            return _record(row, _copies_of(connection, [backup_id]).get(backup_id, ()))
+            return _record(row, _copies_of(connection, [backup_id]).get(backup_id, ()), _strangers(connection))
 
     def list(self, server: str | None = None, *, kind: BackupKind | None = None, state: BackupState | None = None,
              limit: int | None = None) -> tuple[BackupRecord, ...]:
@@ -59,8 +60,8 @@ class Backups:
                 query = query.where(column == str(wanted))
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
-            found = _copies_of(connection, [row["id"] for row in rows])
-        return tuple(_record(row, found.get(row["id"], ())) for row in rows)
+            found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
+        return tuple(_record(row, found.get(row["id"], ()), strangers) for row in rows)
 
     def page(self, servers: Collection[str] | None = None, *, kind: BackupKind | None = None,
              state: BackupState | None = None, span: Span = EVER, limit: int = 100, after: str | None = None,
@@ -75,8 +76,8 @@ class Backups:
                 query = query.where(column == str(wanted))
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
-            found = _copies_of(connection, [row["id"] for row in rows])
-        return Listed.of([_record(row, found.get(row["id"], ())) for row in rows], limit,
+            found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
+        return Listed.of([_record(row, found.get(row["id"], ()), strangers) for row in rows], limit,
                          lambda record: cursor_of(record.finished_at, record.id))
 
     def newest(self, server: str, *, kind: BackupKind | None = None) -> BackupRecord | None:
@@ -186,7 +187,13 @@ def position_columns(position: Position) -> dict[str, Any]:
     return {"position_file": position.file, "position_pos": position.pos, "position_gtid": position.gtid}
 
 
-def _record(row: RowMapping, found: Iterable[Copy]) -> BackupRecord:
+def _strangers(connection: Connection) -> frozenset[tuple[str, str]]:
+    """Name and uuid of each server that answered under a name that is not shown to be its own."""
+    return frozenset((row.server, row.uuid) for row in connection.execute(
+        select(identities.c.server, identities.c.uuid).where(identities.c.verdict == str(Verdict.STRANGER))))
+
+
+def _record(row: RowMapping, found: Iterable[Copy], strangers: Collection[tuple[str, str]]) -> BackupRecord:
     return BackupRecord(
         id=row["id"], server=row["server"], kind=BackupKind(row["kind"]), state=BackupState(row["state"]),
         parent=row["parent"], started_at=row["started_at"], finished_at=row["finished_at"],
@@ -195,7 +202,8 @@ def _record(row: RowMapping, found: Iterable[Copy]) -> BackupRecord:
         server_version=row["server_version"], tool_version=row["tool_version"], pinned=row["pinned"],
         warnings=tuple(row["warnings"]), copies=tuple(found), from_lsn=row["from_lsn"], to_lsn=row["to_lsn"],
         server_uuid=row["server_uuid"], reason=row["reason"],
-        table_set=row["table_set"], tables_missing=row["tables_missing"], manifest=row["manifest"])
+        table_set=row["table_set"], tables_missing=row["tables_missing"], manifest=row["manifest"],
+        apart=(row["server"], row["server_uuid"]) in strangers)
 
 
 def _copies_of(connection: Connection, ids: Sequence[str]) -> Mapping[str, list[Copy]]:

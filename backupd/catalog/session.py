@@ -18,6 +18,7 @@ from backupd.catalog.deposits import Deposits
 from backupd.catalog.events import Events
 from backupd.catalog.glances import Glances
 from backupd.catalog.holds import Holds
+from backupd.catalog.identities import Identities
 from backupd.catalog.identity import identity_of
 from backupd.catalog.incidents import IncidentRows
 from backupd.catalog.jobs import Jobs
@@ -53,6 +54,7 @@ class Catalog:
         self.proofs = Proofs(database)
         self.witnesses = Witnesses(database)
         self.rates = Rates(database)
+        self.identities = Identities(database)
         self.events = Events(database)
         self.challenges = Challenges(database)
         self.holds = Holds(database)

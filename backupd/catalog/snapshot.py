@@ -17,14 +17,14 @@ from sqlalchemy import Connection, Table, insert, select, tuple_
 from backupd.catalog.database import Database
 from backupd.catalog.logtables import binlog_lags, every_table
 from backupd.catalog.peopletables import audit
-from backupd.catalog.tables import challenges, events, holds, jobs, proofs, restores, schedules, witnesses
+from backupd.catalog.tables import challenges, events, holds, identities, jobs, proofs, restores, schedules, witnesses
 from backupd.model.errors import CatalogError
 from backupd.model.hold import HoldKind
 
 _BATCH = 250
 _FINISHED = (jobs, restores)
 """Of these only what has ended: nobody is at the rest any more."""
-_HISTORY = (jobs, restores, challenges, schedules, binlog_lags, proofs, witnesses, holds)
+_HISTORY = (jobs, restores, challenges, schedules, binlog_lags, proofs, witnesses, holds, identities)
 """Tables whose rows are told apart by their keys."""
 
 

@@ -111,6 +111,20 @@ backups = Table(
     Index(None, "server", "finished_at"),
 )
 
+identities = Table(
+    "identities", metadata,
+    Column("server", String(64), primary_key=True),
+    Column("uuid", String(64), primary_key=True),
+    Column("verdict", String(16), nullable=False),
+    Column("server_id", BigInteger, nullable=False),
+    Column("evidence", FreeText, nullable=False),
+    Column("address", FreeText, nullable=False),
+    Column("since", UtcTime, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+    Column("accepted_by", FreeText, nullable=False),
+)
+"""Who answered under a server's name; see ``recovery.lineage``."""
+
 copies = Table(
     "copies", metadata,
     Column("backup_id", String(64), ForeignKey("backups.id", ondelete="CASCADE"), primary_key=True),

@@ -26,6 +26,7 @@ from backupd.cli import (
     restores,
     retention,
     serve,
+    servers,
     streams,
     tables,
     thaw,
@@ -82,6 +83,7 @@ app.command()(work.verify)
 app.command()(replication.replicate)
 app.command()(restores.runbook)
 app.add_typer(policy.app, name="policy")
+app.add_typer(servers.app, name="server")
 app.command()(retention.retention)
 app.command()(retention.hold)
 app.command()(retention.pause)

@@ -60,10 +60,10 @@ def _kind_text(record: BackupRecord) -> str:
 
 
 def _state_text(record: BackupRecord) -> str:
-    """``complete``, ``damaged``, ``2 missing`` of a complete one without two of its tables; ``+kept``."""
+    """``complete``, ``damaged``, ``2 missing`` of a complete one without two of its tables; ``+kept``, ``+apart``."""
     lacking = record.tables_missing and record.state is BackupState.COMPLETE
     state = f"{record.tables_missing} missing" if lacking else str(record.state)
-    return state + (" +kept" if record.pinned else "")
+    return state + (" +kept" if record.pinned else "") + (" +apart" if record.apart else "")
 
 
 def _missing_text(record: BackupRecord) -> str:

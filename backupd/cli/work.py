@@ -71,7 +71,7 @@ def backup(
         from backupd.cli.render import show_backup
 
         show_backup(run.screen, record)
-        if record.tables_missing:
+        if record.tables_missing or record.apart:
             raise typer.Exit(1)
 
 

@@ -51,7 +51,8 @@ class BackupRecord:
     physical one: how many its tool leaves out that the policy puts into no logical one either.
     ``manifest``: SHA-256 of the manifest, as the run that made the backup stored it; "" in rows that tell what somebody
     found at a destination. ``protected``: are there as many verified copies as the policy wants? No row of the catalog
-    says so: whoever shows the record fills it in.
+    says so: whoever shows the record fills it in. ``apart``: it is of another server, which answered under this name
+    and which nobody has accepted, so no rule, no proof and no target but its own id means it.
     """
 
     id: str
@@ -77,6 +78,7 @@ class BackupRecord:
     tables_missing: int = 0
     manifest: str = ""
     protected: bool = False
+    apart: bool = False
 
     @property
     def not_dumped(self) -> int:
@@ -94,7 +96,7 @@ class BackupRecord:
             "pinned": self.pinned, "warnings": list(self.warnings),
             "from_lsn": self.from_lsn, "to_lsn": self.to_lsn, "reason": self.reason,
             "set": self.table_set, "tables_missing": self.tables_missing,
-            "protected": self.protected,
+            "protected": self.protected, "apart": self.apart,
             "copies": [copy.as_json() for copy in self.copies],
         }
 

@@ -99,8 +99,8 @@ class _Solution:
                 self._note(backup_id, rule.name, text)
         for backup in self._backups:
             if backup.strange and not backup.marked:
-                self._note(backup.id, "foreign", f"it is of server {backup.lineage}, which has this name, too, and "
-                                                 "which this installation never backed up: its rules are not for it")
+                self._note(backup.id, "foreign", f"it is of server {backup.lineage}, which has or answered under this "
+                                                 "name, too, and is none of ours: its rules are not for it")
         for backups in self._families:
             self._note(backups[0].id, "newest", self._newest_words(backups))
 

@@ -18,7 +18,8 @@ from tests.app.house import Office
 
 PROMISED = """
 GET /servers, GET /servers/{server}, GET /servers/{server}/timeline, GET /servers/{server}/retention,
-POST /servers/{server}/retention, GET /servers/{server}/binlog/search, POST /backups, GET /backups, GET /backups/{id},
+POST /servers/{server}/retention, POST /servers/{server}/accept,
+GET /servers/{server}/binlog/search, POST /backups, GET /backups, GET /backups/{id},
 DELETE /backups/{id}, POST /backups/{id}/keep, POST /backups/{id}/unkeep, POST /backups/{id}/undelete,
 GET /backups/{id}/runbook, POST /restores/plan, GET /restores/plan/{id}, POST /restores, GET /restores,
 GET /restores/{id}, GET /restores/{id}/runbook, POST /test-restores, POST /verifications, POST /replications,

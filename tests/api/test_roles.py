@@ -17,7 +17,8 @@ OPERATOR = {
     ("POST", "/v1/replications"), ("POST", "/v1/thaws"), ("POST", "/v1/jobs/{id}/cancel"),
     ("POST", "/v1/alerts/{id}/acknowledge")}
 ADMIN = {
-    ("POST", "/v1/servers/{server}/retention"), ("DELETE", "/v1/backups/{id}"), ("POST", "/v1/backups/{id}/keep"),
+    ("POST", "/v1/servers/{server}/retention"), ("POST", "/v1/servers/{server}/accept"),
+    ("DELETE", "/v1/backups/{id}"), ("POST", "/v1/backups/{id}/keep"),
     ("POST", "/v1/backups/{id}/unkeep"), ("POST", "/v1/backups/{id}/undelete"), ("POST", "/v1/holds"),
     ("DELETE", "/v1/holds"), ("POST", "/v1/pauses"), ("DELETE", "/v1/pauses"), ("GET", "/v1/tokens"),
     ("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/{id}"), ("GET", "/v1/audit"), ("POST", "/v1/policies/reload"),

@@ -1,0 +1,146 @@
+"""Another database server under a known name: a wrong port, a name that resolves elsewhere. Its data is kept apart
+until somebody says that it is the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backupd.catalog.session import open_catalog
+from tests.e2e.house import SERVER, House
+from tests.support.ending import end
+from tests.support.keys import Keys
+from tests.support.mariadb import PrivateServer
+from tests.support.replica import catch_up, replica_of
+from tests.support.sample import checksum_everything
+from tests.support.server import Server, connect
+
+POLICY = "binlog: {stream: true, checkpoint: 1s}\nretention: {local: {keep_fulls: 1}}\nlogical: {schedule: every 24h}\n"
+
+
+def filled(server: Server, what: str) -> None:
+    server.create_backup_users()
+    server.execute("CREATE DATABASE shop", "CREATE TABLE shop.orders (id INT PRIMARY KEY, what VARCHAR(20))",
+                   *(f"INSERT INTO shop.orders VALUES ({number}, '{what} {number}')" for number in range(20)))
+
+
+@pytest.fixture
+def two(short_tmp: Path, keys: Keys) -> Iterator[tuple[House, Server, Server]]:
+    """A house whose server is the shop, the shop, and another server: both have the same tables and the server_id that
+    every server has by default."""
+    options = {"server_id": 1}
+    with PrivateServer(tcp=True, options=options) as shop, PrivateServer(tcp=True, options=options) as other:
+        filled(shop, "shop")
+        filled(other, "other")
+        other.execute(*(f"INSERT INTO shop.orders VALUES ({number}, 'more')" for number in range(100, 150)))
+        yield House(short_tmp, shop, keys, policy_extra=POLICY), shop, other
+
+
+def points_to(house: House, server: Server) -> None:
+    house.server = server
+    house.write()
+
+
+def told(house: House) -> list[str]:
+    """What was said of who answers, oldest first."""
+    with open_catalog(house.catalog) as catalog:
+        return [event.kind for event in sorted(catalog.events.list(server=SERVER, limit=1000), key=lambda e: e.number)
+                if event.kind in ("server-changed", "server-known", "server-failover")]
+
+
+def restored(house: House) -> tuple[list[str], dict[str, int]]:
+    """Of which backups the latest moment is made, and what is in it, by a server that was started on it."""
+    chain: list[str] = house.ok("plan", SERVER, "--to", "latest")["chain"]
+    datadir = house.base / "restored"
+    outcome: dict[str, Any] = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--start")
+    try:
+        with connect(outcome["started"]["socket"]) as connection:
+            return chain, checksum_everything(connection)
+    finally:
+        end(outcome["started"]["pid"])
+        house.remove_datadir(datadir)
+
+
+def sums(server: Server) -> dict[str, int]:
+    with server.connect() as connection:
+        return checksum_everything(connection)
+
+
+def test_a_stranger_is_kept_apart_until_it_is_accepted(two: tuple[House, Server, Server]) -> None:
+    house, shop, other = two
+    first = house.backup()
+    shop.execute("INSERT INTO shop.orders VALUES (50, 'after the backup')")
+    assert house.run("run-stream", SERVER, "--once").code == 0
+    window = house.ok("timeline", SERVER)["windows"][-1]
+
+    points_to(house, other)
+    checked = house.fails("check", SERVER)
+    assert "another server answers under this name" in checked.all
+    assert f"backupd server accept {SERVER}" in checked.all
+    for kind in ("full", "incremental", "logical"):
+        taken = house.fails("backup", SERVER, "--kind", kind)
+        assert "another server answers under this name" in taken.all, taken.all
+    assert told(house) == ["server-changed"]
+    assert house.run("run-stream", SERVER, "--once").code == 0
+    assert [one["apart"] for one in house.backups()] == [True, True, True, False]
+
+    line = house.ok("timeline", SERVER)
+    assert len(line["branches"]) == 1
+    assert [one["base"] for one in line["windows"]] == [first["id"]]
+    assert line["latest"] == window["to"]
+    assert any("kept apart" in warning for warning in line["warnings"])
+    decided = house.ok("retention", SERVER)["destinations"][0]
+    assert [one["id"] for one in decided["backups"] if not one["keep"]] == []
+    house.ok("retention", SERVER, "--apply")
+    chain, found = restored(house)
+    assert chain == [first["id"]]
+    assert found == sums(shop)
+
+    points_to(house, shop)
+    assert house.run("check", SERVER).code == 0
+    assert told(house) == ["server-changed", "server-known"]
+    increment = house.ok("backup", SERVER, "--kind", "incremental")
+    assert increment["parent"] == first["id"], increment
+
+    points_to(house, other)
+    house.fails("check", SERVER)
+    accepted = house.ok("server", "accept", SERVER)
+    assert accepted["verdict"] == "own"
+    assert told(house) == ["server-changed", "server-known"] * 2
+    house.fails("server", "accept", SERVER)
+    new = house.backup()
+    assert not any(one["apart"] for one in house.backups())
+    chain, found = restored(house)
+    assert chain == [new["id"]]
+    assert found == sums(other)
+    assert [one["action"] for one in house.ok("audit")].count("server-accepted") == 2
+
+
+def test_a_replica_that_takes_over_is_no_stranger_nor_is_the_server_after_a_restore(own_house: House) -> None:
+    house, server = own_house, own_house.server
+    house.policy_extra = POLICY
+    house.write()
+    with replica_of(server) as replica:
+        house.backup()
+        server.execute("CREATE DATABASE later")
+        assert house.run("run-stream", SERVER, "--once").code == 0
+        catch_up(server, replica)
+        replica.execute("STOP SLAVE", "RESET SLAVE ALL", "SET GLOBAL read_only = 0", "CREATE DATABASE new")
+        points_to(house, replica)
+        assert house.run("check", SERVER).code == 0
+        assert told(house) == ["server-failover"]
+        taken = house.backup()
+        assert not taken["apart"]
+        assert house.ok("plan", SERVER, "--to", "latest")["chain"] == [taken["id"]]
+        points_to(house, server)
+        assert house.run("check", SERVER).code == 0
+    server.stop()
+    house.remove_datadir(server.datadir)
+    house.restore(server.datadir)
+    server.start()
+    assert house.run("check", SERVER).code == 0
+    assert not house.backup()["apart"]
+    assert told(house) == ["server-failover"]
