@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from backupd.backup.finding import Finding, fine, warning
-from backupd.engine.census import uncovered
+from backupd.engine.census import ROCKSDB, uncovered
 from backupd.engine.tables import Table
 from backupd.model.server import Flavour
 from backupd.model.table import TableName, TablePattern, fits_any
@@ -18,6 +18,8 @@ REMEDY = ("give the policy a logical leg with a schedule of its own: it takes su
           "ENGINE=InnoDB")
 _NO_SNAPSHOTS = ("MyISAM", "Aria")
 _SHOWN = 10
+_ROCKS_REMEDY = ("name them in tables.include of a logical schedule, so that a dump holds them too; or move them to "
+                 "InnoDB: ALTER TABLE ... ENGINE=InnoDB")
 
 
 def left_out(tables: Iterable[Table], flavour: Flavour, tool: str) -> dict[str, list[TableName]]:
@@ -41,10 +43,22 @@ def lost_words(engine: str, names: Sequence[TableName]) -> str:
     return f"of engine {engine}, which physical backups leave out, {len(names)} tables are in no backup at all: {shown}"
 
 
+def rocks_words(names: Sequence[TableName]) -> str:
+    shown = ", ".join(name.shown for name in names[:_SHOWN])
+    shown += f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (f"the {len(names)} tables of engine {ROCKSDB} are in physical backups, and come back only with a restore "
+            "of the whole server: the private server of a test restore, or of a restore of tables, does not load that "
+            f"engine, so these backups are never proved: {shown}")
+
+
 def examine_coverage(tables: Iterable[Table], flavour: Flavour, tool: str, logical: Logical | None,
                      ) -> Iterator[Finding]:
     """``tool``: the name of the one that takes the physical backups. ``logical``: the policy's logical leg."""
-    left = left_out(tables, flavour, tool)
+    known = [table for table in tables if not table.is_system]
+    left = left_out(known, flavour, tool)
+    rocks = [table.name for table in known if table.engine == ROCKSDB]
+    if rocks and ROCKSDB not in left:
+        yield warning(SUBJECT, rocks_words(rocks), _ROCKS_REMEDY)
     lost = in_no_backup(left, logical)
     for engine, names in left.items():
         if engine in lost:

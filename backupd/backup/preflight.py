@@ -22,8 +22,9 @@ from backupd.backup.coverage import examine_coverage, recommend
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.location import examine_location
 from backupd.backup.sight import examine_sight
+from backupd.engine.census import has_rocksdb
 from backupd.engine.client import Connection, Session
-from backupd.engine.dumproute import dump_tools
+from backupd.engine.dumproute import dump_tools, try_out
 from backupd.engine.grants import Grants, needs, read_grants
 from backupd.engine.probe import Probed, examine, read_dialect
 from backupd.engine.tables import hurry, list_tables
@@ -93,7 +94,7 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
     try:
         with spec.connection.connect() as session:
             hurry(session)
-            grants = _grants(session, found, binlog=spec.streaming is not None)
+            grants = _grants(session, found, spec)
             probed = examine(session, tolerant=True)
             found.append(_described(spec, probed))
             found += examine_location(session, probed.info)
@@ -144,13 +145,15 @@ def _described(spec: PreflightSpec, probed: Probed) -> Finding:
     )
 
 
-def _grants(session: Session, found: list[Finding], *, binlog: bool) -> Grants | None:
+def _grants(session: Session, found: list[Finding], spec: PreflightSpec) -> Grants | None:
     try:
         grants = read_grants(session)
     except ServerError as problem:
         found.append(from_error("privileges", problem))
         return None
-    lacking = [need for need in needs(read_dialect(session), binlog=binlog) if not grants.allow(need.privilege)]
+    wanted = needs(read_dialect(session), binlog=spec.streaming is not None, physical=spec.physical,
+                   rocksdb=has_rocksdb(session))
+    lacking = [need for need in wanted if not grants.allow(need.privilege)]
     if not lacking:
         found.append(fine("privileges", f"{grants.account} has every privilege that is needed"))
     user, _, host = grants.account.rpartition("@")
@@ -171,20 +174,35 @@ def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[F
         yield from_error("tool", problem)
     else:
         tool = physical.tool
-        yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version}")
+        yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version} (by its "
+                           "version; not probed: a copy)")
         yield from (warning("tool", sentence) for sentence in shortcomings(physical, info, paths=spec.programs))
         yield from examine_coverage(list_tables(session), info.flavour, tool.name, spec.logical)
 
 
 def _dump_tools(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
-    (best, *_others), missing = dump_tools(info, paths=spec.programs)
+    (best, *others), missing = dump_tools(info, paths=spec.programs)
     tool = best.tool
     for why in missing:
         yield warning("dump tool", f"{why}; {tool.name} writes the rows of tables in its place, which is slower",
                       "install it, in a version that is supported, or name the program under programs: in the "
                       "configuration")
-    if not missing:
-        yield fine("dump tool", f"{tool.name} {tool.version} at {tool.path} writes the rows of tables")
+    try:
+        with tempfile.TemporaryDirectory(dir=spec.spool if spec.spool.is_dir() else None) as folder:
+            try_out(best, spec.connection, Path(folder))
+    except (BackupdError, OSError) as problem:
+        why = from_error("", problem).message if isinstance(problem, BackupdError) else str(problem)
+        if others:
+            yield warning("dump tool", f"{tool.name} {tool.version} at {tool.path} cannot dump from this server, and "
+                          f"{others[0].tool.name} writes the rows of tables in its place, which is slower: {why}",
+                          problem.hint if isinstance(problem, BackupdError) else "")
+        else:
+            yield error("dump tool", f"no table can be dumped: {why}",
+                        problem.hint if isinstance(problem, BackupdError) else "")
+    else:
+        if not missing:
+            yield fine("dump tool", f"{tool.name} {tool.version} at {tool.path} connects and begins a dump; it writes "
+                                    "the rows of tables")
 
 
 def _keys(spec: PreflightSpec, now: datetime) -> Iterator[Finding]:

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
+from backupd.engine.client import Connection
 from backupd.engine.ddltext import Columns
 from backupd.engine.dialect import Dialect
 from backupd.engine.dumpclient import client_dump_tool
-from backupd.engine.dumping import DumpTable, DumpTool
+from backupd.engine.dumping import DumpRequest, DumpTable, DumpTool
 from backupd.engine.exactdump import ExactDump
 from backupd.engine.mydumper import mydumper_tool
+from backupd.engine.tables import list_tables
 from backupd.engine.toolset import NO_PATHS
 from backupd.model.errors import ToolError
 from backupd.model.server import ServerInfo
+from backupd.model.table import TableName
+
+_NO_TABLE = "backupd check: no table has this name"
+_TRY_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,16 @@ def dump_tools(
 def route(tables: Iterable[tuple[DumpTable, Columns]], tools: Sequence[DumpTool]) -> tuple[Route, ...]:
     """A tool for each table, in their order; of the ``tools`` the first that does not refuse it."""
     return tuple(_route(table, columns, tools) for table, columns in tables)
+
+
+def try_out(tool: DumpTool, connection: Connection, folder: Path) -> None:
+    """Let ``tool`` connect with all that it asks of its sessions and begin its snapshots, as a dump does, and write
+    nothing: no table of the schema is asked for. ``folder``: empty. Raises ServerError, ToolError."""
+    with connection.connect() as session:
+        schemas = sorted(table.name.schema for table in list_tables(session) if not table.is_system)
+    nothing = DumpTable(TableName(min(schemas, key=schemas.count, default="mysql"), _NO_TABLE), "InnoDB", 0)
+    with tool.run(DumpRequest(connection, (nothing,), folder, threads=1)) as run:
+        run.open(_TRY_SECONDS)
 
 
 def _route(table: DumpTable, columns: Columns, tools: Sequence[DumpTool]) -> Route:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from backupd.engine.client import Session, error_code
 from backupd.engine.dialect import Dialect
 from backupd.model.errors import ServerError
+from backupd.model.server import Flavour
 
 _GRANT = re.compile(
     r"(?P<verb>GRANT|REVOKE) (?P<names>.+?) ON (?:\*\.\*|`(?P<schema>(?:[^`]|``)*)`\.(?:\*|`(?P<table>(?:[^`]|``)*)`))"
@@ -61,8 +62,10 @@ class Grants:
         return _holds(self.tables.get((schema, table), frozenset()), wanted)
 
 
-def needs(dialect: Dialect, *, binlog: bool = False) -> tuple[Need, ...]:
-    """What a physical backup, the probe and the witness need; with ``binlog`` also a stream of the binary log.
+def needs(dialect: Dialect, *, binlog: bool = False, physical: bool = True, rocksdb: bool = False
+          ) -> tuple[Need, ...]:
+    """What a backup, the probe and the witness need; with ``binlog`` also a stream of the binary log. ``physical``
+    False: only dumps are taken. ``rocksdb``: is that engine loaded?
 
     mariadb-backup: RELOAD, PROCESS, LOCK TABLES, BINLOG MONITOR (its page "Authentication and Privileges");
     XtraBackup 8: BACKUP_ADMIN, PROCESS, RELOAD, LOCK TABLES, REPLICATION CLIENT (its page "Privileges
@@ -70,7 +73,17 @@ def needs(dialect: Dialect, *, binlog: bool = False) -> tuple[Need, ...]:
     needs for positions.
     """
     tool = "the physical backup tool stops without it"
-    required = ["RELOAD", "PROCESS", "LOCK TABLES", dialect.monitor_privilege, dialect.backup_privilege]
+    required = dict.fromkeys(
+        ("RELOAD", "PROCESS", "LOCK TABLES", dialect.monitor_privilege, dialect.backup_privilege), tool)
+    if not physical:
+        required = {
+            "RELOAD": "a dump cannot block commits for the moment in which it begins, so every dump fails",
+            "PROCESS": "the server's tablespaces and running statements cannot be read, so every dump fails",
+            dialect.monitor_privilege: "the position in the binary log cannot be read, so every dump fails",
+        }
+    elif rocksdb and dialect.flavour is Flavour.MARIADB:
+        required["SUPER"] = ("the engine ROCKSDB is loaded, of which the physical backup tool makes a checkpoint (SET "
+                             "GLOBAL rocksdb_create_checkpoint): every physical backup fails without it")
     wanted = {
         "SELECT": "no witness can be read, so a restore is not proved equal, and engines in use stay unknown",
         "SHOW VIEW": "views are not counted, so a restore is not checked for them",
@@ -80,7 +93,7 @@ def needs(dialect: Dialect, *, binlog: bool = False) -> tuple[Need, ...]:
         dialect.binlog_session_privilege: "ALTER TABLE waits while a witness is read, for 60 s at most",
     }
     return (
-        *(Need(name, tool, required=True) for name in required if name),
+        *(Need(name, why, required=True) for name, why in required.items() if name),
         *([Need("REPLICATION SLAVE", "the binary log cannot be streamed", required=True)] if binlog else []),
         *(Need(name, why, required=False) for name, why in wanted.items() if name and name not in required),
     )

@@ -45,9 +45,10 @@ _SILENT_FAILURES = (
     "The log was not applied to the intended LSN",
 )
 """In a prepare's log each of these means: what comes out is not the server at the end of its backup."""
-_HINTS = {
+HINTS = {
     "Try increasing the innodb_log_file_size": "the server overwrote its redo log before it was copied: raise"
     " innodb_log_file_size, or take the backup while less is written",
+    "privilege(s) for this operation": "grant the account what is named; `backupd check` names each missing privilege",
     "Access denied": "wrong user or password: look at defaults_file, user and password_file of this server",
     "missing required privilege": "grant the account what is named; `backupd check` names each missing privilege",
     "aria_read data from": "an Aria table with DATA DIRECTORY or a damaged one: the tool cannot copy it",
@@ -69,7 +70,7 @@ class MariaBackup:
         for option files (default: this process's own)."""
         self._tool = tool
         self._made = StreamingTool(
-            tool, names, Dialect.MARIADB, arguments=lambda _request: (), hints=_HINTS, runtime=runtime)
+            tool, names, Dialect.MARIADB, arguments=lambda _request: (), hints=HINTS, runtime=runtime)
 
     @property
     def tool(self) -> Tool:

@@ -114,6 +114,7 @@ _HINTS: Mapping[str, str] = {
     "redo log was overwritten": "the server overwrote its redo log before it was copied: raise"
     " innodb_redo_log_capacity, or take the backup while less is written",
     "Access denied; you need": "grant the account what is named; `backupd check` names each missing privilege",
+    "privilege(s) for this operation": "grant the account what is named; `backupd check` names each missing privilege",
     "Access denied": "wrong user or password: look at defaults_file, user and password_file of this server",
     "missing required privilege": "grant the account what is named; `backupd check` names each missing privilege",
     "Can't connect to": "is the server running, and are its socket or host and port right?",

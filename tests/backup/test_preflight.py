@@ -18,15 +18,19 @@ from typing import BinaryIO
 import pytest
 
 from backupd.backup.binarylog import Streaming, examine_binary_log
+from backupd.backup.coverage import examine_coverage
 from backupd.backup.finding import Finding, Severity
 from backupd.backup.location import examine_location
 from backupd.backup.preflight import PreflightSpec, preflight
+from backupd.engine import mariabackup
 from backupd.engine.client import Connection
 from backupd.engine.dialect import dialect_of
 from backupd.engine.grants import needs, parse_grants, read_grants
 from backupd.engine.probe import probe, read_dialect
+from backupd.engine.tables import Table
 from backupd.model.errors import DestinationError
 from backupd.model.server import Flavour, ServerInfo, Version
+from backupd.model.table import TableName
 from policies.schema import Logical
 from storage.destination import Destination, ObjectInfo, Space
 from storage.filesystem import FilesystemDestination
@@ -196,6 +200,36 @@ def test_grants_are_read_in_every_flavours_words() -> None:
     assert mysql == {"RELOAD", "PROCESS", "LOCK TABLES", "REPLICATION CLIENT", "BACKUP_ADMIN"}
 
 
+def test_what_lacks_is_said_to_whom_it_lacks(spec: PreflightSpec, server: PrivateServer) -> None:
+    server.create_user("little", "x", ["SELECT"])
+    dumps = replace(spec, connection=Connection(socket=str(server.socket), user="little", password="x"),
+                    physical=False, logical=Logical.model_validate({"schedule": "every 24h"}))
+    told = [found.message for found in preflight(dumps, now=_now()) if found.subject == "privileges"]
+    assert ("little@localhost lacks RELOAD on *.*: a dump cannot block commits for the moment in which it begins, so "
+            "every dump fails") in told
+    assert not [text for text in told if "physical" in text or "LOCK TABLES" in text]
+    mariadb = dialect_of(Flavour.MARIADB, Version(10, 11))
+    (need,) = set(needs(mariadb, rocksdb=True)) - set(needs(mariadb))
+    assert (need.privilege, need.required) == ("SUPER", True)
+    assert needs(mariadb, rocksdb=True, physical=False) == needs(mariadb, physical=False)
+    assert str(hint_of("Access denied; you need (at least one of) the SUPER privilege(s) for this operation")) \
+        == "grant the account what is named; `backupd check` names each missing privilege"
+
+
+def test_tables_of_myrocks_are_said_to_be_in_no_proof() -> None:
+    tables = [Table(TableName("shop", "r"), "BASE TABLE", "ROCKSDB", 1, None, "")]
+    (finding,) = examine_coverage(tables, Flavour.MARIADB, "mariadb-backup", None)
+    assert finding.severity is Severity.WARNING
+    assert "come back only with a restore of the whole server" in finding.message
+    assert "shop.r" in finding.message
+    (finding,) = examine_coverage(tables, Flavour.PERCONA, "xtrabackup", None)
+    assert "are in no backup at all: shop.r" in finding.message
+
+
+def hint_of(text: str) -> str:
+    return next(hint for mark, hint in mariabackup.HINTS.items() if mark in text)
+
+
 def test_a_tool_of_another_series_or_none_is_an_error(spec: PreflightSpec, short_tmp: Path) -> None:
     old = short_tmp / "mariadb-backup"
     old.write_text("#!/bin/sh\necho 'mariadb-backup based on MariaDB server 10.6.18-MariaDB Linux (x86_64)' >&2\n")
@@ -210,6 +244,17 @@ def test_the_program_that_will_dump_tables_is_named_and_why_it_is_not_a_faster_o
     logical = replace(spec, logical=Logical.model_validate({"schedule": "every 24h"}), gnupg_home=short_tmp)
     assert "dump tool: " not in _of(preflight(spec, now=_now()), Severity.OK)
     assert "dump tool: mydumper 0." in _of(preflight(logical, now=_now()), Severity.OK)
+    real = shutil.which("mydumper")
+    lost = short_tmp / "mydumper"
+    lost.write_text(f'#!/bin/sh\ntest "$1" = --version && exec {real} --version\n'
+                    "echo '** (mydumper:1): CRITICAL **: Error connecting to database: Unknown system variable' >&2\n"
+                    "exit 1\n")
+    lost.chmod(0o755)
+    (finding,) = (found for found in preflight(replace(logical, programs={"mydumper": str(lost)}), now=_now())
+                  if found.subject == "dump tool")
+    assert finding.severity is Severity.WARNING
+    assert "cannot dump from this server, and backupd writes the rows of tables in its place" in finding.message
+    assert "Unknown system variable" in finding.message
     strange = newmydumper.make(short_tmp / "tool", newmydumper.Knobs(version="0.12.7-3"))
     (finding,) = (found for found in preflight(replace(logical, programs={"mydumper": str(strange)}), now=_now())
                   if found.subject == "dump tool")
