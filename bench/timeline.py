@@ -109,6 +109,9 @@ class Sizes:
     def doubts(self, *_asked: object) -> tuple[str, ...]:
         return ()
 
+    def repeats(self, _leg: RouteLeg) -> bool:
+        return False
+
     def material(self, leg: RouteLeg, _stop: Stop) -> Material:
         keys = [SegmentKey(span.branch, number, 0, 2**20) for span in leg.spans
                 for number in range(span.first[0], span.last[0] + (span.last[1] > 0))]

@@ -18,8 +18,8 @@ from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
 from backupd.recovery.route import RouteLeg, hole, way
 from backupd.recovery.runs import Place, executed, first_of, last_of, parted, place_of, same_state
-from backupd.recovery.windows import Window, abandoned, complete_until, not_rolled, windows
-from restore.beyond import beyond, refuse_beyond
+from backupd.recovery.windows import Window, complete_until, not_rolled, windows
+from restore.beyond import Older, beyond, end_of, later_known, refuse_beyond
 from restore.history import History
 from restore.overtaken import Overtaken, overtaken
 from restore.target import AtGtid, AtPosition, AtTime, Goal, Latest, Target
@@ -43,12 +43,15 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Aim:
     """``stop``: None where a backup alone is the target. ``ways`` to it, the nearest backup first. ``end``: of what is
-    archived behind the stop. ``remarks``: what an operator should know of the choice."""
+    archived behind the stop. ``remarks``: what an operator should know of the choice. Of the newest moment ``older``
+    tells what is known to exist behind it (None: nothing), and ``ends`` up to when it goes."""
 
     stop: Stop | None
     ways: tuple[Way, ...]
     end: Place = (0, 0)
     remarks: tuple[str, ...] = ()
+    older: Older | None = None
+    ends: datetime | None = None
 
 
 class Archive:
@@ -65,7 +68,7 @@ class Archive:
         self._shows = f"`backupd timeline {self.histories.server}` shows"
 
     def windows(self) -> tuple[Window, ...]:
-        return windows(self.histories, self._usable, now=self._now)
+        return windows(self.histories, self._usable, now=self._now, repeats=self._resolver.repeats)
 
     def aim(self, target: Target) -> Aim:
         """Raises NotFoundError (an unknown branch, a GTID that is nowhere) and RefusedError: it cannot be reached."""
@@ -122,18 +125,14 @@ class Archive:
             raise RefusedError(f"nothing is recoverable on branch {wanted}",
                                hint=f"{self._shows} what is recoverable")
         window = found[-1]
-        remarks = []
-        if wanted is None and (why := abandoned(self.histories, window)):
-            remarks.append(why)
-        if (age := (self._now - window.end).total_seconds()) > _OLD:
-            remarks.append(f"the newest recoverable moment is {format_duration(age)} old")
-        if window.run is not None and self.histories.run_after(window.branch, last_of(window.run)) is not None:
-            remarks.append(f"{window.reason_end}: what was committed behind them is not recoverable before the next "
-                           "full backup, which should be taken now")
+        older = later_known(self.histories, window, named=wanted is not None, now=self._now)
+        ends = end_of(window, self._now)
+        remarks = [f"the newest recoverable moment is {format_duration(age)} old"] if (
+            age := (self._now - ends).total_seconds()) > _OLD else []
         if window.run is None:
-            return Aim(None, (Way(window.base, ()),), remarks=(*remarks, window.reason_end))
-        branch = self.histories.branch(window.branch)
-        return self._reached(_end_of(branch, window.run), None, remarks)
+            return Aim(None, (Way(window.base, ()),), remarks=(*remarks, window.reason_end), older=older, ends=ends)
+        aim = self._reached(_end_of(self.histories.branch(window.branch), window.run), None, remarks)
+        return replace(aim, older=older, ends=ends)
 
     # -- a time
 

@@ -1,4 +1,5 @@
-"""Moments that lie behind what is known to be archived. Pure.
+"""Moments that lie behind what is known to be archived, and what is known to exist behind the newest that can be
+restored. Pure.
 
 That a transaction with a later time is archived does not show that everything before it is: a session may stamp what it
 commits with any time, and whatever came behind that one may be missing.
@@ -6,15 +7,147 @@ commits with any time, and whatever came behind that one may be missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
 
 from backupd.model.binlog import Branch, Run
 from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
+from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
-from backupd.recovery.runs import last_of
-from backupd.recovery.windows import complete_until
+from backupd.recovery.runs import Place, last_of, place_of, same_state
+from backupd.recovery.windows import Window, abandoned, complete_until, not_rolled
+
+LIMIT = timedelta(hours=1)
+"""How old the newest recoverable moment of a streamed server may be where no objective says it."""
+_WORTH_A_LINE = timedelta(minutes=1)
+ACCEPT = "--accept-older"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """How the stream of a server stands when a plan is made. ``trouble``: why it does not go on as it should, "" where
+    it does; ``failed``: somebody has to change something before it does. ``unseen_since``: since when the server does
+    not answer, so that nobody knows of anything that it committed later; None where it does, or where nobody looks.
+    ``limit``: how old the newest moment may be, None where nobody can tell what is missing; ``promised``: is that
+    objectives.rpo?"""
+
+    trouble: str = ""
+    failed: bool = False
+    unseen_since: datetime | None = None
+    limit: timedelta | None = LIMIT
+    promised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Older:
+    """The newest moment that can be restored is ``ends``, and the server's history goes on up to ``known``. ``why``:
+    what keeps that from being restored; ``hint``: what to do about it. ``certain``: is something of it known to exist?
+    Else the server may have committed something by then."""
+
+    ends: datetime
+    known: datetime
+    why: str
+    hint: str
+    certain: bool = True
+
+    def __str__(self) -> str:
+        later = "is known to exist" if self.certain else "may exist"
+        return (f"this is not the newest: it ends at {format_time(self.ends)}, and something later {later}, up to "
+                f"{format_time(self.known)}: {self.why}")
+
+    def as_json(self) -> dict[str, Any]:
+        return {"ends": format_time(self.ends), "known": format_time(self.known), "certain": self.certain,
+                "why": self.why}
+
+
+class OlderError(RefusedError):
+    """``latest`` would restore something older than what is known to exist. ``older``: how much, and why."""
+
+    problem_type = "older"
+
+    def __init__(self, server: str, older: Older) -> None:
+        exists = "something later is known to exist" if older.certain else "something later may exist"
+        super().__init__(
+            f"--to latest would end at {format_time(older.ends)}, and {exists}, up to {format_time(older.known)}",
+            detail=f"{server}: {older.why}",
+            hint=f"{older.hint}; to restore what there is all the same: {ACCEPT}")
+        self.older = older
+
+
+def later_known(histories: Histories, window: Window, *, named: bool, now: datetime) -> Older | None:
+    """What is archived, or was noticed, behind the end of ``window``, the newest one, and cannot be restored.
+    ``named``: the branch was asked for, so what came on others does not count."""
+    ends = end_of(window, now)
+    present = histories.current
+    take = f"take a full backup now: backupd backup {histories.server} --kind full"
+    if not named and present is not None and (why := abandoned(histories, window)):
+        known = _newest(histories.runs(present.id), now, present.noticed_at)
+        return Older(ends, max(known, ends), why.partition("; take a full backup")[0], take)
+    later = () if not_rolled(window.base) else _behind(histories, window)  # nothing but backups is promised of these
+    if not later:
+        return None
+    known = _newest(later, now, min((run.first_at for run in later if run.first_at), default=ends))
+    why = (window.reason_end if window.run is not None else
+           f"{window.reason_end}, and what was committed since is archived, but cannot be replayed on it")
+    return Older(ends, max(known, ends), why, take)
+
+
+def behind_the_stream(server: str, stream: Stream, ends: datetime, *, is_archived: bool, now: datetime
+                      ) -> tuple[Older | None, str]:
+    """Whether the newest recoverable moment of a streamed server is too old, and the line to say where it is not.
+    ``is_archived``: does it lie in archived binary logs? A backup alone says nothing of a stream that is well."""
+    until = min(stream.unseen_since or now, now)
+    lag = until - ends
+    age = f"the newest recoverable moment is {format_duration(max((now - ends).total_seconds(), 0.0))} old"
+    late = (is_archived or bool(stream.trouble)) and stream.limit is not None and lag > stream.limit
+    if stream.failed or late:
+        why = stream.trouble or age
+        if late and stream.limit is not None:
+            limit = format_duration(stream.limit.total_seconds())
+            why += (f"; objectives.rpo is {limit}" if stream.promised else
+                    f"; the limit is {limit}, as the policy has no objectives.rpo")
+        return Older(ends, max(until, ends), why, f"see what holds it up: backupd binlog status {server}",
+                     certain=False), ""
+    if stream.trouble:
+        return None, f"{stream.trouble}; {age}"
+    return None, age if is_archived and lag > _WORTH_A_LINE else ""
+
+
+def end_of(window: Window, now: datetime) -> datetime:
+    """Up to when a restore to the end of ``window`` goes. A stamp of a commit counts where nothing was confirmed."""
+    last = window.run.last_at if window.run is not None else None
+    unasked = window.run is not None and complete_until(window.run, now) is None
+    return max(window.end, last) if unasked and last is not None and last <= now else window.end
+
+
+def _behind(histories: Histories, window: Window) -> Sequence[Run]:
+    """Archived runs that a replay from ``window`` does not reach, where something was committed behind its end: by
+    GTIDs, else by what the runs hold."""
+    if window.run is not None:
+        branch, place, state = window.branch, last_of(window.run), window.run.gtids_after
+    else:
+        current = histories.current
+        branch = window.branch or (current.id if current is not None else "")
+        state = window.base.position.gtid
+        at: Place | None = place_of(window.base.position)
+        if at is None or not branch:
+            return ()
+        place = at
+    if window.branch:
+        found = [run for run in histories.runs(branch) if last_of(run) > place]
+    else:  # places tell nothing where the branch is not known
+        found = [run for run in histories.runs(branch) if run.last_at is not None and run.last_at > window.end]
+    if state and found and found[-1].gtids_after:
+        return () if same_state(found[-1].gtids_after, state) else found
+    return [run for run in found if run.transactions]
+
+
+def _newest(runs: Iterable[Run], now: datetime, least: datetime) -> datetime:
+    moments = [at for run in runs for at in (run.last_at, run.confirmed_at) if at is not None and at <= now]
+    return max([least, *moments])
 
 
 def refuse_beyond(histories: Histories, branch: Branch, run: Run, others: Iterable[Run | None], moment: datetime, *,

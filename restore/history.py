@@ -60,6 +60,10 @@ class TargetResolver(Protocol):
         later (stamps of whole seconds, or earlier ones: a clock that went back), and those before it with a later
         stamp."""
 
+    def repeats(self, leg: RouteLeg) -> bool:
+        """Does the first transaction of the leg's files that is executed at its start lie in them? False where their
+        index cannot be read here."""
+
     def material(self, leg: RouteLeg, stop: Stop) -> Material:
         """What lies between the leg's start and ``stop``, through its spans."""
 

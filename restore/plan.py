@@ -11,6 +11,7 @@ from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.clock import format_time
 from backupd.model.server import Position
 from backupd.model.thaw import ThawPlan
+from restore.beyond import Older
 
 STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "verified")
 """The phases of a restore in their order; a plan has those it needs."""
@@ -91,7 +92,8 @@ class Plan:
     ``destinations``: where to read, best first. ``reason``: why this backup. ``bytes_stored`` is what has to
     be read from a destination. ``replay``: what is replayed on it, None for nothing; ``until``: the place where the
     restored copy stands in the end, None where only the backup itself is asked for. ``rto``: seconds that the policy
-    allows, None without an objective. ``thaw``: what has to be thawed before it can be read, None for nothing."""
+    allows, None without an objective. ``thaw``: what has to be thawed before it can be read, None for nothing.
+    ``older``: of the newest moment that was accepted though something later is known to exist, None otherwise."""
 
     server: str
     target: str
@@ -107,6 +109,7 @@ class Plan:
     until: Stop | None = None
     rto: float | None = None
     thaw: ThawPlan | None = None
+    older: Older | None = None
 
     @property
     def backup_id(self) -> str:
@@ -135,6 +138,7 @@ class Plan:
             "replay": _replay_json(self.replay) if self.replay else None,
             "until": stop_json(self.until) if self.until else None,
             "thaw": self.thaw.as_json() if self.thaw else None,
+            "older": self.older.as_json() if self.older else None,
             "rto": {"objective": self.rto, "kept": None if self.rto is None else self.seconds <= self.rto},
         }
 

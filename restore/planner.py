@@ -18,6 +18,7 @@ from backupd.recovery.chains import chain_of, restorable
 from backupd.recovery.lineage import Strange, standing_aside
 from backupd.recovery.windows import Window
 from restore.aim import Archive
+from restore.beyond import Older, OlderError, Stream, behind_the_stream
 from restore.choice import Choice, Manner, choose, with_doubts
 from restore.history import History
 from restore.plan import DEFAULT_RATES, PIPE_RATE, Plan, Rate
@@ -37,7 +38,8 @@ class Preferences:
     ``commands``: per phase, what will be run, already rendered for people. ``rto``: what the policy allows.
     ``replay_with``: how binary logs are replayed, None for the planner's choice; ``no_applier``: why the server's own
     applier cannot be used here, "" where it can; ``exclude``: GTIDs to leave out. ``base``: the only backup to
-    begin from, None for the planner's choice.
+    begin from, None for the planner's choice. ``stream``: how the stream of the server stands, None where its policy
+    asks for none. ``accept_older``: plan ``latest`` although something later is known to exist.
     """
 
     destinations: tuple[str, ...] = ()
@@ -51,6 +53,8 @@ class Preferences:
     no_applier: str = ""
     exclude: tuple[str, ...] = ()
     base: str | None = None
+    stream: Stream | None = None
+    accept_older: bool = False
 
 
 def make_plan(
@@ -60,7 +64,8 @@ def make_plan(
     """Choose the backup (and its chain) and the binary logs that ``target`` means, and say what restoring it takes.
 
     Raises NotFoundError (unknown backup, branch, GTID, or nothing to restore from) and RefusedError (the target cannot
-    be reached; names the places around the gap and the nearest moments that can), and what the resolver raises.
+    be reached; names the places around the gap and the nearest moments that can; OlderError where ``latest`` would end
+    before something that is known to exist), and what the resolver raises.
     """
     own = sorted((b for b in backups if b.server == server), key=lambda b: (b.finished_at, b.id))
     streamed = history if history is not None and history.branches else None
@@ -76,10 +81,14 @@ def make_plan(
         found = _by_backups(server, own, usable, target.goal, preferences)
     else:
         found = _by_logs(server, own, usable, target, preferences, streamed, now)
+    older, line = (_older(server, found, target, preferences, streamed, now) if isinstance(target.goal, Latest)
+                   else (None, ""))
+    if older is not None and not preferences.accept_older:
+        raise OlderError(server, older)
     chain = chain_of(found.choice.base.id, own)
     refuse_deleted(chain)
     destinations, warnings = _destinations(chain, preferences.destinations)
-    warnings += found.warnings
+    warnings = [*([str(older)] if older else []), *warnings, *found.warnings, *([line] if line else [])]
     warnings += [f"{one.words(server)}: not used, but by name: --to backup:{one.backups[-1]}" for one in aside]
     if isinstance(target.goal, Latest):
         warnings += _about_latest(found, own, usable, now)
@@ -101,6 +110,7 @@ def make_plan(
         replay=replay,
         until=until,
         rto=preferences.rto.total_seconds() if preferences.rto is not None else None,
+        older=older,
     )
     if preferences.rto is not None and plan.seconds > preferences.rto.total_seconds():
         late = (f"this takes {format_duration(plan.seconds)} by the rates, longer than the "
@@ -111,11 +121,25 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """``stop``: where the copy stands in the end, None where it is the backup alone."""
+    """``stop``: where the copy stands in the end, None where it is the backup alone. ``older``, ``ends``: of an Aim."""
 
     choice: Choice
     stop: Stop | None = None
     warnings: tuple[str, ...] = ()
+    older: Older | None = None
+    ends: datetime | None = None
+
+
+def _older(server: str, found: _Found, target: Target, preferences: Preferences, history: History | None,
+           now: datetime) -> tuple[Older | None, str]:
+    """Why ``latest`` is older than it could be, or what is to be said of it all the same."""
+    if found.older is not None or preferences.stream is None:
+        return found.older, ""
+    current = Histories(history.branches, ()).current if history is not None else None
+    if target.branch is not None and (current is None or current.id != target.branch):
+        return None, ""
+    return behind_the_stream(server, preferences.stream, found.ends or found.choice.base.finished_at,
+                             is_archived=found.stop is not None, now=now)
 
 
 def _only_of_others(server: str, left: Sequence[BackupRecord], aside: Sequence[Strange]) -> NotFoundError:
@@ -171,7 +195,8 @@ def _by_logs(server: str, own: Sequence[BackupRecord], usable: Sequence[BackupRe
             raise _with_moments(error, archive, target.goal) from error
         return _Found(Choice(exact, None, f"the backup's position is exactly {target.goal}"))
     doubts = [f"not certain: {text}" for text in (choice.replay.doubtful if choice.replay else ())]
-    return _Found(choice, choice.replay.stop if choice.replay else aim.stop, (*aim.remarks, *choice.remarks, *doubts))
+    return _Found(choice, choice.replay.stop if choice.replay else aim.stop,
+                  (*aim.remarks, *choice.remarks, *doubts), aim.older, aim.ends)
 
 
 def _line(base: BackupRecord, by_id: Mapping[str, BackupRecord]) -> tuple[BackupRecord, ...]:

@@ -23,17 +23,20 @@ def make_proof(
     tables_compared: int,
     error: str = "",
     obstacle: str = "",
+    warnings: Sequence[str] = (),
+    older: bool = False,
 ) -> Proof:
     """``failed`` when a check failed or the data was found damaged (``error``: the whole text), ``undecided`` when
     something else ended the test early (``obstacle``: the whole text), ``proved`` when tables were compared with a
-    witness, ``restored`` when there was none to compare with."""
+    witness, ``restored`` when there was none to compare with, or when what was restored is ``older`` than what is known
+    to exist."""
     told = "; ".join(f"{check.name}: {check.detail}" for check in checks if check.outcome == FAILED)
     if error or told:
         outcome, error = proofs.FAILED, error or told
     elif obstacle:
         outcome, error = proofs.UNDECIDED, obstacle
     else:
-        outcome = proofs.PROVED if tables_compared else proofs.RESTORED
+        outcome = proofs.PROVED if tables_compared and not older else proofs.RESTORED
     return Proof(
         id=proof_id,
         server=server,
@@ -46,4 +49,6 @@ def make_proof(
         checks=tuple(checks),
         tables_compared=tables_compared,
         error=error,
+        warnings=tuple(warnings),
+        older=older,
     )

@@ -15,6 +15,7 @@ from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.proof import Phase
 from backupd.model.table import TableName
 from backupd.model.units import format_duration, format_size
+from restore.beyond import OlderError
 from restore.plan import DEFAULT_RATES, Plan, Rate, Step, replay_rate
 from restore.steps import replay_text
 from restore.tablenames import TableGoal
@@ -205,6 +206,12 @@ def _nowhere(impossible: Sequence[Impossible]) -> BackupdError:
     if len(impossible) == 1:
         return impossible[0].error
     refused = any(isinstance(one.error, RefusedError) for one in impossible)
+    for one in impossible:
+        if isinstance(one.error, OlderError):
+            rest = [f"{other.way}: {' '.join(str(other.error).split())}" for other in impossible
+                    if other is not one and not isinstance(other.error, OlderError)]
+            one.error.detail = "\n".join([one.error.detail, *rest])
+            return one.error
     lines = [f"{one.way}: {' '.join(str(one.error).split())}" for one in impossible]
     return (RefusedError if refused else NotFoundError)(
         "these tables cannot be restored to this target", detail="\n".join(lines),

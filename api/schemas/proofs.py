@@ -15,7 +15,7 @@ PROOF: dict[str, Any] = {
     "finished_at": "2026-11-21T06:04:31Z", "seconds": 271.4,
     "phases": [{"name": "fetch", "seconds": 61.2, "bytes": 734003200}],
     "checks": [{"name": "checksums", "outcome": "passed", "detail": "37 tables are equal to the source's"}],
-    "tables_compared": 37, "error": ""}
+    "tables_compared": 37, "error": "", "warnings": [], "older": False}
 
 
 class Check(Shape):
@@ -28,7 +28,8 @@ class Check(Shape):
 
 class Proof(Shape):
     """A test restore. `proved`: equal to the source; `restored`: there was nothing to compare with; `undecided`:
-    something kept the test from its end, which says nothing about the data."""
+    something kept the test from its end, which says nothing about the data; `inexact`: the replay may have given other
+    rows. `older`: the target was the newest moment, and something later is known to exist, or may (see `warnings`)."""
 
     model_config = example(PROOF)
 
@@ -36,7 +37,7 @@ class Proof(Shape):
     server: str
     backup: str
     target: str
-    outcome: str = Field(pattern="^(proved|restored|failed|undecided)$")
+    outcome: str = Field(pattern="^(proved|restored|failed|undecided|inexact)$")
     started_at: Time
     finished_at: Time
     seconds: float
@@ -44,12 +45,14 @@ class Proof(Shape):
     checks: list[Check]
     tables_compared: int
     error: str
+    warnings: list[str]
+    older: bool
 
 
 class ProofsQuery(Dated):
     server: Name | None = Field(None, description="Only those of this server.")
     backup: Text | None = Field(None, max_length=64, description="Only those of this backup.")
-    outcome: Literal["proved", "restored", "failed", "undecided"] | None = Field(
+    outcome: Literal["proved", "restored", "failed", "undecided", "inexact"] | None = Field(
         None, description="Only those that ended so.")
 
 

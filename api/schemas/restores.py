@@ -20,7 +20,7 @@ _TABLES: dict[str, Any] = {"server": "shop-db1", "target": "before-gtid:0-1-1100
 _REQUEST: dict[str, Any] = {
     "server": "shop-db1", "target": "2026-11-21T09:41:03.250Z", "mode": "new-server", "datadir": "/srv/restored",
     "start": True, "tables": [], "into": "", "as": "", "sql": "", "compare": False, "triggers": "backup",
-    "exclude_gtid": [], "replay_with": "", "thaw": "", "source": ""}
+    "exclude_gtid": [], "replay_with": "", "thaw": "", "source": "", "accept_older": False}
 _PLACE: dict[str, Any] = {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}
 _STOP: dict[str, Any] = {"branch": "20261101T000000Z-11223344", "file": "mysql-bin.000042", "pos": 91823,
                          "gtid": "0-1-1180", "at": "2026-11-21T09:41:03.120000Z", "next_gtid": "0-1-1181",
@@ -36,7 +36,7 @@ _PLAN: dict[str, Any] = {
     "replay": {"method": "applier", "reason": "in parallel, by the server's own applier", "bytes": 1048576,
                "transactions": 81, "legs": [{"start": _PLACE, "stop": _STOP, "segments": 3}], "exclude": [],
                "doubtful": []},
-    "until": _STOP, "thaw": None, "rto": {"objective": 7200.0, "kept": True}}
+    "until": _STOP, "thaw": None, "older": None, "rto": {"objective": 7200.0, "kept": True}}
 _RESTORE: dict[str, Any] = {
     "id": "20261121T094500Z-aabbccdd", "server": "shop-db1", "backup": "20261121T020000Z-7f3a9c01",
     "target": "2026-11-21T09:41:03.250000Z", "datadir": "/srv/restored", "state": "running",
@@ -77,6 +77,8 @@ class RestoreRequest(Asked):
     thaw: Tier | None = Field(None, strict=False, examples=["standard"],
                               description="Thaw what is archived at this tier, and wait for it.")
     source: Literal["logical", "physical"] | None = Field(None, description="Of tables: what they are taken out of.")
+    accept_older: bool = Field(False, description="Of `latest`: restore the newest moment that can be restored, though "
+                                                  "something later is known to exist (a problem `older` without it).")
 
 
 class PlanRequest(RestoreRequest):
@@ -121,6 +123,7 @@ class KeptRequest(Shape):
     replay_with: str = ""
     thaw: str = ""
     source: str = ""
+    accept_older: bool = False
 
 
 class Step(Shape):
@@ -210,6 +213,16 @@ class ThawNeed(Shape):
     objects: list[ColdObject]
 
 
+class Older(Shape):
+    """The restored data ends at `ends`, and the server's history goes on up to `known`; `certain`: something of that is
+    known to exist, else it may."""
+
+    ends: Time
+    known: Time
+    certain: bool
+    why: str
+
+
 class TableGoal(Shape):
     """A table and what it will be called."""
 
@@ -245,6 +258,7 @@ class Plan(Shape):
     replay: Replay | None
     until: Stop | None
     thaw: ThawNeed | None
+    older: Older | None = Field(None, description="Of `latest`, where something later exists: what was accepted.")
     rto: Promise
     way: str | None = Field(None, description="Of tables: out of a `logical` or a `physical` backup.")
     tables: list[TableGoal] | None = None

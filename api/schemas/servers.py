@@ -30,7 +30,7 @@ _SERVER: dict[str, Any] = {
     "next_runs": [{"leg": "physical.full", "kind": "physical-full", "at": "2026-11-22T02:00:00Z"}],
     "last_proof": {"id": "20261121T060000Z-0a1b2c3d", "backup": "20261121T020000Z-7f3a9c01", "outcome": "proved",
                    "finished_at": "2026-11-21T06:04:31Z", "tables_compared": 37, "error": "",
-                   "proved_at": "2026-11-21T06:04:31Z"},
+                   "proved_at": "2026-11-21T06:04:31Z", "warnings": [], "older": False},
     "running": [], "jobs_waiting": 0, "incidents": [], "backups": 7, "protected": 6, "bytes_stored": 5138022400,
     "held": None, "paused": None, "absent_since": None,
     "looked_at": "2026-11-21T09:41:10Z"}
@@ -74,7 +74,7 @@ class NextRun(Shape):
 
 
 class LastProof(Shape):
-    """The newest test restore; `proved_at`: when the data was last found good."""
+    """The newest test restore; `proved_at`: when the data was last found good, and as new as it was asked for."""
 
     id: str
     backup: str
@@ -83,6 +83,8 @@ class LastProof(Shape):
     tables_compared: int
     error: str
     proved_at: Time | None
+    warnings: list[str]
+    older: bool
 
 
 class Server(Shape):

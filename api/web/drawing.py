@@ -218,7 +218,7 @@ def _of_backup(backup: BackupRecord, view: View) -> Mark:
 
 def _of_proof(proof: Proof, view: View) -> Mark:
     at = proof.finished_at
-    tone = "good" if proof.is_good else "bad" if proof.outcome == "failed" else "warning"
+    tone = "good" if proof.is_current else "bad" if proof.outcome == "failed" else "warning"
     return Mark(view.percent(at), "proof", tone, f"test restore {moment_text(at)}: {proof.outcome}, {proof.target}",
                 (proof.id,), at, at)
 

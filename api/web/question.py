@@ -37,6 +37,7 @@ class Question:
     replay_with: str = ""
     source: str = ""
     thaw: str = ""
+    accept_older: bool = False
 
     @classmethod
     def of(cls, form: Form) -> Question:
@@ -46,7 +47,8 @@ class Question:
             start=form.has("start"), mode=form.text("mode") or "new-server", into=form.text("into"),
             rename=form.text("as"), sql=form.text("sql"), compare=form.has("compare"),
             triggers=form.text("triggers") or "backup", exclude=form.lines("exclude"),
-            replay_with=form.text("replay_with"), source=form.text("source"), thaw=form.text("thaw"))
+            replay_with=form.text("replay_with"), source=form.text("source"), thaw=form.text("thaw"),
+            accept_older=form.has("accept_older"))
 
     @classmethod
     def linked(cls, form: Form) -> Question:
@@ -66,12 +68,14 @@ class Question:
             when="latest" if latest else "target", target="" if latest else asked.target, tables=tuple(asked.tables),
             datadir=asked.datadir, start=asked.start, mode="new-server" if asked.mode == "tables" else asked.mode,
             into=asked.into, rename=asked.rename, sql=asked.sql, compare=asked.compare, triggers=asked.triggers,
-            exclude=tuple(asked.exclude), replay_with=asked.replay_with, source=asked.source, thaw=asked.thaw)
+            exclude=tuple(asked.exclude), replay_with=asked.replay_with, source=asked.source, thaw=asked.thaw,
+            accept_older=asked.accept_older)
 
     def query(self) -> str:
         """For a link that brings this question back: only what was answered."""
         written = {**asdict(self), "as": self.rename, "start": "yes" if self.start else "",
-                   "compare": "yes" if self.compare else "", "tables": "\n".join(self.tables),
+                   "compare": "yes" if self.compare else "", "accept_older": "yes" if self.accept_older else "",
+                   "tables": "\n".join(self.tables),
                    "exclude": "\n".join(self.exclude)}
         del written["rename"]
         return urlencode({name: str(value) for name, value in written.items() if value})
@@ -95,7 +99,7 @@ class Question:
             return RestoreRequest(
                 server=self.server, target=target, mode="tables", tables=self.tables, into=self.into,
                 rename=self.rename, sql=self.sql, compare=self.compare, triggers=self.triggers, exclude=self.exclude,
-                thaw=self.thaw, source=self.source)
+                thaw=self.thaw, source=self.source, accept_older=self.accept_older)
         return RestoreRequest(
             server=self.server, target=target, mode=self.mode, datadir=self.datadir, start=self.start,
-            exclude=self.exclude, replay_with=self.replay_with, thaw=self.thaw)
+            exclude=self.exclude, replay_with=self.replay_with, thaw=self.thaw, accept_older=self.accept_older)

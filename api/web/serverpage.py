@@ -124,7 +124,7 @@ def _choice(service: Service, timeline: Timeline, backups: Iterable[BackupRecord
         target = target or format_time(moment_of(field))
         wanted = parse_target(target)
         moment = _moment(wanted.goal, timeline, backups)
-        plan = service.plan(timeline.server, str(wanted), None)
+        plan = service.plan(timeline.server, str(wanted), None, accept_older=True)
     except BackupdError as error:
         return Choice(target or field, moment, problem=problem_of(error), near=_near(timeline, moment))
     if moment is None and plan.until is not None:

@@ -29,6 +29,7 @@ from backupd.model.access import Role
 from backupd.model.binlog import Change, ChangeKind
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, UsageError
 from backupd.model.table import TableName
+from restore.beyond import OlderError
 
 router = APIRouter(include_in_schema=False)
 
@@ -153,7 +154,8 @@ def _ask(request: Request, service: Service, wiring: Wiring, asked: Question, er
         return _ask(request, service, wiring, replace(asked, server=servers[0]), error)
     return render(
         request, "restore.html", status=200 if error is None else status_of(error), asked=asked, servers=servers,
-        shown=shown, folders=_folders(wiring), problem=problem_of(error) if error is not None else None)
+        shown=shown, folders=_folders(wiring), accept_older=isinstance(error, OlderError),
+        problem=problem_of(error) if error is not None else None)
 
 
 def _folders(wiring: Wiring) -> tuple[str, ...]:

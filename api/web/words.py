@@ -21,7 +21,7 @@ GOOD, WARNING, BAD, BUSY, QUIET = "good", "warning", "bad", "busy", "quiet"
 
 _TONES = {
     GOOD: ("good", "succeeded", "complete", "proved", "passed", "sent", "ok", "kept", "closed", "reachable", "active"),
-    WARNING: ("warning", "partial", "restored", "undecided", "missed", "skipped", "abandoned", "waiting",
+    WARNING: ("warning", "partial", "restored", "undecided", "inexact", "missed", "skipped", "abandoned", "waiting",
               "acknowledged", "paused", "held", "degraded"),
     BAD: ("bad", "error", "failed", "damaged", "broken", "gap", "unreachable", "revoked", "expired", "refused"),
     BUSY: ("running", "queued", "open", "thawing"),

@@ -15,7 +15,7 @@ from backupd.model.backup import BackupKind
 from backupd.model.errors import BackupdError, DamagedError, RefusedError
 from backupd.model.job import JobKind
 from backupd.model.progress import Report, silent
-from backupd.model.proof import UNDECIDED, Phase, Proof
+from backupd.model.proof import INEXACT, UNDECIDED, Phase, Proof
 
 if TYPE_CHECKING:
     from backupd.app import verification
@@ -73,12 +73,18 @@ def _test_restore(wiring: Wiring, run: JobRun) -> Result:
 def of_proof(proof: Proof) -> Result:
     """What the row of a test restore says."""
     problem = None
-    if not proof.is_good:
+    told = f"the test restore of backup {proof.backup_id} to {proof.target} "
+    if proof.outcome == INEXACT:
+        problem = BackupdError(f"{told}may hold other rows than the source had", detail="\n".join(proof.warnings),
+                               hint=f"take a full backup now: backupd backup {proof.server} --kind full")
+    elif proof.is_good and proof.older:
+        problem = BackupdError(f"{told}shows nothing of the newest data", detail="\n".join(proof.warnings),
+                               hint=f"see what holds it up: backupd timeline {proof.server}")
+    elif not proof.is_good:
         failed = [f"{check.name}: {check.detail}" for check in proof.checks if check.outcome == "failed"]
         undecided = proof.outcome == UNDECIDED
         problem = BackupdError(
-            f"the test restore of backup {proof.backup_id} to {proof.target} "
-            + ("did not come to its end, which says nothing about the backup" if undecided else "failed"),
+            told + ("did not come to its end, which says nothing about the backup" if undecided else "failed"),
             detail="\n".join([*([proof.error] if proof.error else []), *failed]),
             hint="mend what kept it from that, then test again" if undecided
             else f"look at its damages: backupd verify {proof.server}; and take a new full backup")

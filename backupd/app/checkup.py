@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 from backupd.app import channels, holds, keys, listening, places, queuewatch, replicating, trust
@@ -11,7 +10,7 @@ from backupd.app.adopt import STRANGE_HINT
 from backupd.app.forecast import room
 from backupd.app.identity import accept_hint, finding_of, meet
 from backupd.app.settings import ServerSettings
-from backupd.app.streamreport import STOPPED
+from backupd.app.streamreport import SILENT, STOPPED
 from backupd.app.wiring import Wiring
 from backupd.backup.binarylog import SUBJECT, Streaming
 from backupd.backup.finding import Finding, error, from_error, warning
@@ -29,8 +28,6 @@ from storage.destination import Destination
 
 _SEVERITIES = ("error", "warning", "ok")
 _NO_STREAM = "is the service running, and the server not paused? `backupd serve` streams it"
-SILENT = timedelta(minutes=1)
-"""A stream writes a row every few seconds."""
 
 
 def check(wiring: Wiring, server_name: str | None) -> list[Finding]:

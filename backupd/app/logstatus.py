@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from backupd.app.settings import ServerSettings
+from backupd.app.streamreport import SILENT, STOPPED
 from backupd.app.wiring import Wiring, owner_is_alive
+from backupd.binlog.status import StreamState
 from backupd.model.binlog import Branch, Run
-from backupd.model.clock import format_time
+from backupd.model.clock import format_time, parse_time
 from policies.lint import streams
+from restore.beyond import LIMIT, Stream
 
 DAY = timedelta(days=1)
 NOT_RUNNING = "not running"
@@ -134,3 +138,54 @@ def _places(wiring: Wiring, server: str) -> tuple[str, ...]:
 
 def _rounded(seconds: float | None) -> float | None:
     return round(seconds, 3) if seconds is not None else None
+
+
+def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
+    """How its stream stands, for a plan of the newest moment; None where its policy asks for none."""
+    if not server.usable or not streams(server.policy):
+        return None
+    now = wiring.clock()
+    said = wiring.catalog.binlogs.stream_state(server.name)
+    troubles = "; ".join(stream_troubles(server.name, said, now))
+    if said is None:
+        return Stream(troubles, limit=None)
+    row, _at = said
+    rpo = server.policy.objectives.rpo
+    runs = not troubles.startswith(_gone(server.name))
+    state = row.get("state") if runs else row.get("ended", row.get("state"))
+    waits, failed = runs and state == StreamState.WAITING, state == StreamState.FAILED
+    if failed and not runs:
+        troubles += f"; it had failed: {one_line(row.get('error') or '')}"
+    return Stream(troubles, failed=failed,
+                  unseen_since=parse_time(str(row["since"])) if waits else None,
+                  limit=rpo if rpo is not None else LIMIT, promised=rpo is not None)
+
+
+def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> Iterator[str]:
+    """Why the windows do not go on as they should, by what the stream told last."""
+    again = "`backupd serve` streams it, where the server is not paused"
+    if said is None:
+        yield f"the binary log of {server} has never been streamed: {again}"
+        return
+    row, at = said
+    if row.get("state") == STOPPED or now - at > SILENT or not owner_is_alive(str(row.get("owner", ""))):
+        yield (f"{_gone(server)} (last heard of at {format_time(at)}), so nothing that "
+               f"is committed becomes recoverable: {again}")
+        return
+    error, trouble = one_line(row.get("error") or ""), one_line(row.get("trouble") or "")
+    if row.get("state") != StreamState.STREAMING:
+        yield f"the stream of {server} is {row.get('state')} since {row.get('since')}: {error}"
+    elif error:
+        yield f"the stream of {server}: {error}"
+    if trouble:
+        yield f"the archive of {server}: {trouble}"
+
+
+def one_line(text: str) -> str:
+    """What happened and why, without what to do, in one line."""
+    return ": ".join(line.removeprefix("detail:").strip() for line in text.splitlines()
+                     if not line.strip().startswith("hint:"))
+
+
+def _gone(server: str) -> str:
+    return f"the binary log of {server} is not streamed now"

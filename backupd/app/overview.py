@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from backupd.app.checkup import SILENT
 from backupd.app.incidents import POLICY, RPO, RTO, STREAM
 from backupd.app.jobs import BACKUPS
 from backupd.app.logstatus import NOT_RUNNING, OFF, state_of
@@ -20,6 +19,7 @@ from backupd.app.schedule import legs
 from backupd.app.serverview import LastBackup, LastProof, NextRun, Reason, ServerOverview, Status, StreamView
 from backupd.app.settings import ServerSettings
 from backupd.app.standing import UNSEEN, Standing, Standings, standings
+from backupd.app.streamreport import SILENT
 from backupd.app.wiring import Wiring
 from backupd.binlog.status import StreamState
 from backupd.catalog.absences import Absence
@@ -30,7 +30,7 @@ from backupd.model.event import Severity
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.model.incident import Incident
 from backupd.model.job import JobRecord, JobState
-from backupd.model.proof import FAILED, UNDECIDED
+from backupd.model.proof import FAILED, INEXACT, UNDECIDED
 from backupd.model.units import format_duration
 
 __all__ = ["LastBackup", "LastProof", "NextRun", "PlaceView", "Reason", "ServerOverview", "Status", "StreamView",
@@ -107,7 +107,7 @@ def _server(wiring: Wiring, server: ServerSettings, looked: Standing | None, aro
         reach=stands.reach, stream=around.stream, last_backups=stands.last_backups,
         next_runs=tuple(_next_runs(wiring, server, known, now)),
         last_proof=LastProof(test.id, test.backup_id, test.outcome, test.finished_at, test.tables_compared, test.error,
-                             test.proved_at) if test else None,
+                             test.proved_at, tuple(test.warnings or ()), bool(test.older)) if test else None,
         running=tuple(job for job in around.jobs if job.state is JobState.RUNNING),
         waiting=sum(job.state is not JobState.RUNNING for job in around.jobs), incidents=around.incidents,
         backups=stands.backups, protected=stands.protected, bytes_stored=stands.bytes_stored,
@@ -167,6 +167,14 @@ def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing,
     elif made.last_proof is not None and made.last_proof.outcome == UNDECIDED:
         yield Reason(Status.WARNING, "the last test restore did not come to its end: "
                      f"{_first_line(made.last_proof.error)}", f"backupd test-restore {name}")
+    elif made.last_proof is not None and made.last_proof.outcome == INEXACT:
+        yield Reason(Status.WARNING, "the last test restore was inexact: "
+                     f"{next(iter(made.last_proof.warnings), 'it may hold other rows than the source')}",
+                     f"backupd test-restore {name}")
+    elif made.last_proof is not None and made.last_proof.older:
+        yield Reason(Status.WARNING, "the last test restore shows nothing of the server's newest data: "
+                     f"{next(iter(made.last_proof.warnings), 'something later exists')}",
+                     f"backupd timeline {name} shows what holds it up; then backupd test-restore {name}")
     if stands.latest is not None:
         yield from (Reason(Status.WARNING, f"{one.name}: {one.trouble}", f"backupd binlog status {name}")
                     for one in stands.reach if one.trouble)

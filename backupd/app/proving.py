@@ -11,6 +11,7 @@ from backupd.app.bootstrap import after_job
 from backupd.app.coldness import refuse_cold
 from backupd.app.dependence import require_keys
 from backupd.app.restores import (
+    Wishes,
     archives,
     moment_of,
     plan,
@@ -88,7 +89,8 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     proof = make_proof(
         proof_id=scratch.scratch_id, server=server_name, backup_id=record.id,
         target=chosen.target if target == RANDOM else target, started_at=started_at, finished_at=wiring.clock(),
-        phases=merged(phases), checks=checks, tables_compared=compared, error=trouble, obstacle=obstacle)
+        phases=merged(phases), checks=checks, tables_compared=compared, error=trouble, obstacle=obstacle,
+        warnings=chosen.warnings, older=chosen.older is not None)
     wiring.catalog.proofs.add(proof)
     after_job(wiring)
     return proof
@@ -136,7 +138,8 @@ class _Examination:
 
 
 def _planned(wiring: Wiring, server: str, target: str) -> Plan:
-    return plan(wiring, server, target, None, start=True, verify=True)
+    """A test goes on with what there is, and its proof tells how old that is."""
+    return plan(wiring, server, target, None, start=True, verify=True, wishes=Wishes(accept_older=True))
 
 
 def _anywhere(wiring: Wiring, server: str) -> Plan:
@@ -145,7 +148,8 @@ def _anywhere(wiring: Wiring, server: str) -> Plan:
     if not usable:
         raise NotFoundError(f"server {server} has no restorable backup", hint=f"`backupd backups {server}` shows them")
     archived = history(wiring, wiring.settings.server(server))
-    found = windows(Histories(archived.branches, archived.runs), usable, now=wiring.clock()) if archived else ()
+    found = windows(Histories(archived.branches, archived.runs), usable, now=wiring.clock(),
+                    repeats=archived.resolver.repeats) if archived else ()
     wide = [window for window in found if window.run is not None and window.end > window.begin]
     if wide:
         window = random.choices(wide, [(one.end - one.begin).total_seconds() for one in wide])[0]  # noqa: S311  lottery

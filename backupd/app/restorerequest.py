@@ -27,7 +27,8 @@ _OF_WHOLE = ("datadir", "start", "replay_with")
 class RestoreRequest:
     """A whole server goes into the folder ``datadir`` (``mode`` new-server or replica), tables (``mode`` tables) into
     the running server ``into`` or as files into the folder ``sql``. Empty: not said. ``rename``: other names for the
-    tables; ``compare``: only show how they differ; ``source``: out of which sort of backup; ``thaw``: the tier."""
+    tables; ``compare``: only show how they differ; ``source``: out of which sort of backup; ``thaw``: the tier;
+    ``accept_older``: the newest moment, although something later is known to exist."""
 
     server: str
     target: str
@@ -44,6 +45,7 @@ class RestoreRequest:
     replay_with: str = ""
     thaw: str = ""
     source: str = ""
+    accept_older: bool = False
 
     @property
     def of_tables(self) -> bool:
@@ -57,13 +59,13 @@ class RestoreRequest:
     @property
     def wishes(self) -> Wishes:
         """Raises UsageError."""
-        return Wishes.of(self.exclude, self.replay_with or None, self.thaw or None)
+        return Wishes.of(self.exclude, self.replay_with or None, self.thaw or None, accept_older=self.accept_older)
 
     @property
     def table_wishes(self) -> TableWishes:
         """Raises UsageError."""
-        return TableWishes.of(self.tables, self.rename or None, Wishes.of(self.exclude, None, self.thaw or None),
-                              self.source or None)
+        wishes = Wishes.of(self.exclude, None, self.thaw or None, accept_older=self.accept_older)
+        return TableWishes.of(self.tables, self.rename or None, wishes, self.source or None)
 
     def check(self) -> None:
         """Raises UsageError with everything that is wrong with it, as far as the words themselves tell. Where they go

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from backupd.app.coldness import refuse_cold, with_thaw
 from backupd.app.dependence import require_keys
+from backupd.app.logstatus import stream_of
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
 from backupd.app.targets import history
@@ -43,20 +44,23 @@ class Wishes:
     """How binary logs are replayed, and what is done about archive classes. ``exclude``: GTIDs of transactions to leave
     out; ``replay_with``: the method, None for the planner's choice. ``thaw``: the tier to thaw at, "" for what is
     configured; a restore thaws nothing without one. ``days``: how long that stays, 0 for what is configured.
-    ``everywhere``: see ``with_thaw``."""
+    ``everywhere``: see ``with_thaw``. ``accept_older``: restore the newest moment that can be restored although
+    something later is known to exist."""
 
     exclude: tuple[str, ...] = ()
     replay_with: ReplayMethod | None = None
     thaw: str = ""
     days: int = 0
     everywhere: bool = False
+    accept_older: bool = False
 
     @classmethod
-    def of(cls, exclude: Sequence[str], replay_with: str | None, thaw: str | None = None, days: int | None = None,
-           ) -> Wishes:
+    def of(cls, exclude: Sequence[str], replay_with: str | None, thaw: str | None = None, days: int | None = None, *,
+           accept_older: bool = False) -> Wishes:
         """Raises UsageError for what is not the GTID of one transaction."""
         return cls(tuple(dict.fromkeys(one_gtid(text) for text in exclude)),
-                   ReplayMethod(replay_with) if replay_with else None, thaw or "", days or 0)
+                   ReplayMethod(replay_with) if replay_with else None, thaw or "", days or 0,
+                   accept_older=accept_older)
 
 
 NO_WISHES = Wishes()
@@ -68,8 +72,8 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
     """What a restore to ``target`` would do, from the backup ``base`` where one is given. With ``dumps`` from a logical
     backup, which then counts as a full one with its place in the binary log, and none of these ids. Moves nothing.
     ``cold`` False: whether something has to be thawed first is not asked.
-    Raises UsageError, NotFoundError, RefusedError; and where a sealed index has to be read, KeyUnusableError,
-    DamagedError."""
+    Raises UsageError, NotFoundError, RefusedError (OlderError, see ``make_plan``); and where a sealed index has to be
+    read, KeyUnusableError, DamagedError."""
     server = wiring.settings.server(server_name)
     records = wiring.catalog.backups.list(server_name)
     if dumps is not None:
@@ -81,7 +85,8 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
             server_name, within_reach(wiring, records), parse_target(target),
             Preferences(destinations=(*server.required, *server.others), rates=measured_rates(wiring, server_name),
                         datadir=datadir, start=start, verify=verify, rto=objectives.rto if objectives else None,
-                        replay_with=wishes.replay_with, exclude=wishes.exclude, base=base),
+                        replay_with=wishes.replay_with, exclude=wishes.exclude, base=base,
+                        stream=stream_of(wiring, server), accept_older=wishes.accept_older),
             now=wiring.clock(), history=history(wiring, server))
     except NotFoundError as error:
         error.detail = "\n".join([*([error.detail] if error.detail else []), *_left_out(wiring, records)])

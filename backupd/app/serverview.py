@@ -83,7 +83,8 @@ class NextRun:
 
 @dataclass(frozen=True, slots=True)
 class LastProof:
-    """The newest test restore. ``proved_at``: when the data was last found good, by it or by one before it."""
+    """The newest test restore. ``proved_at``: when the data was last found good and as new as it was asked for, by it
+    or by one before it; ``warnings`` and ``older`` as in ``Proof``."""
 
     id: str
     backup_id: str
@@ -92,10 +93,12 @@ class LastProof:
     tables_compared: int
     error: str = ""
     proved_at: datetime | None = None
+    warnings: tuple[str, ...] = ()
+    older: bool = False
 
     @property
     def is_good(self) -> bool:
-        return self.outcome in (PROVED, RESTORED)
+        return self.outcome in (PROVED, RESTORED) and not self.older
 
     def age(self, now: datetime) -> timedelta:
         return max(now - self.finished_at, timedelta())
@@ -103,7 +106,8 @@ class LastProof:
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "backup": self.backup_id, "outcome": self.outcome,
                 "finished_at": format_time(self.finished_at), "tables_compared": self.tables_compared,
-                "error": self.error, "proved_at": _time(self.proved_at)}
+                "error": self.error, "proved_at": _time(self.proved_at), "warnings": list(self.warnings),
+                "older": self.older}
 
 
 @dataclass(frozen=True, slots=True)

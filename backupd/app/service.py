@@ -261,21 +261,24 @@ class Service:
         return explain_here(self._wiring, policy, server)
 
     def plan(self, server: str, target: str, datadir: Path | None, *, exclude: Sequence[str] = (),
-             replay_with: str | None = None, thaw: str | None = None) -> Plan:
-        """``thaw``: the tier that the plan counts with, where something has to be thawed."""
+             replay_with: str | None = None, thaw: str | None = None, accept_older: bool = False) -> Plan:
+        """``thaw``: the tier that the plan counts with, where something has to be thawed; ``accept_older``: see
+        ``Wishes``."""
         from backupd.app.restores import Wishes, plan
 
-        return plan(self._wiring, server, target, datadir, wishes=Wishes.of(exclude, replay_with, thaw))
+        wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older)
+        return plan(self._wiring, server, target, datadir, wishes=wishes)
 
     def plan_tables(self, server: str, target: str, tables: Sequence[str], *, rename: str | None = None,
-                    exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None) -> TablePlan:
+                    exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None,
+                    accept_older: bool = False) -> TablePlan:
         """``tables``: patterns; ``rename``: as ``restore_tables`` takes it."""
         from backupd.app.restores import Wishes
         from backupd.app.tables import plan_tables
         from backupd.app.tableways import TableWishes
 
-        return plan_tables(self._wiring, server, target,
-                           TableWishes.of(tables, rename, Wishes.of(exclude, None, thaw), source))
+        wishes = Wishes.of(exclude, None, thaw, accept_older=accept_older)
+        return plan_tables(self._wiring, server, target, TableWishes.of(tables, rename, wishes, source))
 
     def thaw(self, server: str, target: str, *, tier: str | None = None, days: int | None = None,
              tables: Sequence[str] = ()) -> Thawed:

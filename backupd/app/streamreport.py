@@ -31,6 +31,8 @@ LATE = timedelta(minutes=5)
 """A destination that is behind for so long is an incident, where no objective says less."""
 _CHECKPOINTS = 6
 SUBJECT = "stream"
+SILENT = timedelta(minutes=1)
+"""A stream writes a row every few seconds."""
 STOPPED = "stopped"
 """The state in the last row of a process that ended well; all others are those of ``StreamState``."""
 
@@ -84,7 +86,7 @@ class StreamReport:
     def over(self, status: StreamStatus, behind: Mapping[str, Behind]) -> None:
         """The process ends."""
         now = self._clock()
-        document = {**self._document(status, behind, {}, now), "state": STOPPED}
+        document = {**self._document(status, behind, {}, now), "state": STOPPED, "ended": str(status.state)}
         try:
             self._recorder.flush()
             self._scribe.ask(lambda catalog: catalog.binlogs.set_stream_state(self._server.name, document, now))

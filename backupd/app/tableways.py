@@ -27,6 +27,7 @@ from backupd.model.errors import (
 )
 from backupd.model.server import Flavour, ServerInfo
 from backupd.model.table import TableName, TablePattern, fits_any
+from restore.beyond import OlderError
 from restore.plan import Plan
 from restore.relatives import Relatives, relatives
 from restore.sources import Loaded, load_chain, load_dump
@@ -97,7 +98,14 @@ class Way:
 
 
 def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> tuple[TablePlan, Way]:
-    """The plan that is best for ``wanted``, and its way. Raises the reasons for want of any."""
+    """The plan that is best for ``wanted``, and its way. Where an older one is accepted it is taken only
+    where none leads to the newest moment. Raises the reasons for want of any."""
+    if wanted.wishes.accept_older:
+        try:
+            return chosen_way(wiring, server_name, target,
+                              replace(wanted, wishes=replace(wanted.wishes, accept_older=False)))
+        except OlderError:
+            pass
     ways: list[Way] = []
     impossible: list[Impossible] = []
     for source, look in ((Source.LOGICAL, _logical), (Source.PHYSICAL, _physical)):

@@ -19,7 +19,13 @@ from backupd.app.wiring import Wiring
 from backupd.engine.binlogchanges import STATEMENTS
 from backupd.model.binlog import FIRST_EVENT, Branch, ReplayLeg, SegmentKey, SegmentRecord, Stop, Transaction
 from backupd.model.clock import format_time
-from backupd.model.errors import ConfigurationError, KeyUnusableError, RefusedError
+from backupd.model.errors import (
+    ConfigurationError,
+    DamagedError,
+    DestinationError,
+    KeyUnusableError,
+    RefusedError,
+)
 from backupd.model.gtid import MariadbGtids, covers, same
 from backupd.model.server import Position
 from backupd.recovery.executed import Missing, holder, state_after
@@ -27,6 +33,8 @@ from backupd.recovery.route import RouteLeg, Span
 from backupd.recovery.runs import Place, parted, place_of, same_state
 from restore.history import History, Material
 
+_REPEATING: set[tuple[str, str, Position, Place]] = set()
+"""Legs of which the index was read once, and told that they repeat what is executed at their start."""
 _TOLD = 20
 """Doubtful transactions that are named one by one."""
 
@@ -166,6 +174,22 @@ class Targets:
                         and not _ends_at_fork(one.key, leg)),
             remarks=tuple(remarks), by_statements=sum(STATEMENTS in record.segment.remarks for record in chosen))
 
+    def repeats(self, leg: RouteLeg) -> bool:
+        known = (self._server, leg.branch, leg.start, leg.spans[0].first) if leg.spans else None
+        if known is None or known in _REPEATING:
+            return known is not None
+        mariadb, held = self._is_mariadb(leg.branch), holder(leg.start.gtid, mariadb=self._is_mariadb(leg.branch))
+        for span in leg.spans:
+            for record in self._log.records(span.branch, span.first, span.last):
+                before = record.segment.gtids_before
+                if before and covers(before, leg.start.gtid, mariadb=mariadb):
+                    return False
+                with suppress(ConfigurationError, KeyUnusableError, DestinationError, DamagedError):
+                    if any(held(met.transaction.gtid) for met in self._log.met(record)):
+                        _REPEATING.add(known)
+                        return True
+        return False
+
     def split(self, leg: ReplayLeg, place: Position) -> tuple[ReplayLeg, ...]:
         """The leg up to ``place`` and the rest of it; one leg where it ends there, none where the place is not behind
         its start and on its way: by file and position, and where both are known by what was executed there."""
@@ -178,8 +202,7 @@ class Targets:
             stop = self.stop_for_position(key.branch, *where) if key else None
         except RefusedError:
             return ()
-        if stop is None or (stop.gtids and place.gtid and not same(stop.gtids, place.gtid,
-                                                                   mariadb=self._is_mariadb(stop.branch))):
+        if stop is None or not self._is_behind(stop, place, leg.start):
             return ()
         if where == end:
             return (leg,)
@@ -194,6 +217,15 @@ class Targets:
         later = None if count is None or leg.transactions is None else leg.transactions - count
         return (ReplayLeg(first, leg.start, stop, size, count),
                 ReplayLeg(rest, stop.position, leg.stop, leg.size - size, later))
+
+    def _is_behind(self, stop: Stop, place: Position, start: Position) -> bool:
+        """Is ``stop`` the state of ``place``, as far as GTIDs tell, and not in the part of its file that only repeats
+        what the copy has executed when it enters that?"""
+        mariadb = self._is_mariadb(stop.branch)
+        if not stop.gtids:
+            return True
+        as_there = not place.gtid or same(stop.gtids, place.gtid, mariadb=mariadb)
+        return as_there and (not start.gtid or covers(stop.gtids, start.gtid, mariadb=mariadb))
 
     def within(self, leg: ReplayLeg) -> Iterator[Transaction]:
         """Everything that is replayed in a leg, in log order."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from backupd.app.checkup import SILENT
 from backupd.app.identity import kept_apart
+from backupd.app.logstatus import one_line, stream_troubles
 from backupd.app.restores import measured_rates, within_reach
 from backupd.app.settings import ServerSettings
-from backupd.app.streamreport import STOPPED, behind_limit
+from backupd.app.streamreport import behind_limit
 from backupd.app.targets import history
-from backupd.app.wiring import Wiring, owner_is_alive
-from backupd.binlog.status import StreamState
+from backupd.app.wiring import Wiring
 from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.recovery.timeline import Objectives, Timeline
 from backupd.recovery.timeline import timeline as made
+from backupd.recovery.windows import nobody_knows
 from policies.lint import streams
 from restore.planner import Preferences, make_plan
 from restore.target import Latest, Target
@@ -31,7 +31,7 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
     archived = history(wiring, server, exact=False)
     now = wiring.clock()
     preferences = Preferences(destinations=server.preferred,
-                              rates=measured_rates(wiring, server_name), start=True)
+                              rates=measured_rates(wiring, server_name), start=True, accept_older=True)
     try:
         plan = make_plan(server_name, records, Target(Latest()), preferences, now=now, history=archived)
     except (NotFoundError, RefusedError):
@@ -44,28 +44,10 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
         predicted_rto=timedelta(seconds=plan.seconds) if plan else None,
         objectives=Objectives(promised.rpo, promised.rto) if promised else None,
         troubles=_troubles(server, said[0], now) if said and is_streamed else None,
-        warnings=(*kept_apart(wiring, server_name), *(_of_stream(server_name, said, now) if is_streamed else ())),
-        places=server.others if server.usable else ())
-
-
-def _of_stream(server: str, said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> Iterator[str]:
-    """Why the windows do not go on as they should, by what the stream told last."""
-    again = "`backupd serve` streams it, where the server is not paused"
-    if said is None:
-        yield f"the binary log of {server} has never been streamed: {again}"
-        return
-    row, at = said
-    if row.get("state") == STOPPED or now - at > SILENT or not owner_is_alive(str(row.get("owner", ""))):
-        yield (f"the binary log of {server} is not streamed now (last heard of at {format_time(at)}), so nothing that "
-               f"is committed becomes recoverable: {again}")
-        return
-    error, trouble = _line(row.get("error") or ""), _line(row.get("trouble") or "")
-    if row.get("state") != StreamState.STREAMING:
-        yield f"the stream of {server} is {row.get('state')} since {row.get('since')}: {error}"
-    elif error:
-        yield f"the stream of {server}: {error}"
-    if trouble:
-        yield f"the archive of {server}: {trouble}"
+        warnings=(*kept_apart(wiring, server_name),
+                  *(stream_troubles(server_name, said, now) if is_streamed else ())),
+        places=server.others if server.usable else (),
+        repeats=archived.resolver.repeats if archived else nobody_knows)
 
 
 def _troubles(server: ServerSettings, row: Mapping[str, Any], now: datetime) -> Mapping[str, str]:
@@ -74,14 +56,8 @@ def _troubles(server: ServerSettings, row: Mapping[str, Any], now: datetime) -> 
     for name, one in row.get("destinations", {}).items():
         since = parse_time(one["behind_since"]) if one.get("behind_since") else None
         late = f"lacks binary logs since {format_time(since)}" if since else ""
-        if error := _line(one.get("error") or ""):
+        if error := one_line(one.get("error") or ""):
             found[name] = f"{late}: {error}" if late else error
         elif since is not None and now - since >= behind_limit(server.policy):
             found[name] = late
     return found
-
-
-def _line(text: str) -> str:
-    """What happened and why, without what to do, in one line."""
-    return ": ".join(line.removeprefix("detail:").strip() for line in text.splitlines()
-                     if not line.strip().startswith("hint:"))

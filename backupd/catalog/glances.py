@@ -3,7 +3,7 @@ glance."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -37,7 +37,8 @@ BAD_ENDS = frozenset({JobState.FAILED, JobState.ABANDONED, JobState.PARTIAL, Job
 
 @dataclass(frozen=True, slots=True)
 class LastTest:
-    """The newest test restore of a server, and when one found its data good."""
+    """The newest test restore of a server, and when one found its data good and as new as it was asked for.
+    ``warnings`` and ``older``: None of one of before there were any."""
 
     id: str
     backup_id: str
@@ -46,6 +47,8 @@ class LastTest:
     tables_compared: int
     error: str
     proved_at: datetime | None
+    warnings: Sequence[str] | None
+    older: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +159,10 @@ class Glances:
         newest = (select(proofs.c.server, func.max(proofs.c.finished_at).label("at"))
                   .group_by(proofs.c.server).subquery())
         good = (select(proofs.c.server, func.max(proofs.c.finished_at).label("at"))
-                .where(proofs.c.outcome.in_([PROVED, RESTORED])).group_by(proofs.c.server).subquery())
+                .where(proofs.c.outcome.in_([PROVED, RESTORED]) & proofs.c.older.is_not(True))
+                .group_by(proofs.c.server).subquery())
         query = (select(proofs.c.server, proofs.c.id, proofs.c.backup_id, proofs.c.outcome, proofs.c.finished_at,
-                        proofs.c.tables_compared, proofs.c.error, good.c.at)
+                        proofs.c.tables_compared, proofs.c.error, good.c.at, proofs.c.warnings, proofs.c.older)
                  .join(newest, (newest.c.server == proofs.c.server) & (newest.c.at == proofs.c.finished_at))
                  .outerjoin(good, good.c.server == proofs.c.server).order_by(proofs.c.id))
         with self._database.read() as connection:

@@ -29,7 +29,8 @@ class Proofs:
                 id=proof.id, server=proof.server, backup_id=proof.backup_id, target=proof.target,
                 outcome=proof.outcome, started_at=proof.started_at, finished_at=proof.finished_at,
                 phases=phases_json(proof.phases), checks=[check.as_json() for check in proof.checks],
-                tables_compared=proof.tables_compared, error=proof.error))
+                tables_compared=proof.tables_compared, error=proof.error, warnings=list(proof.warnings),
+                older=proof.older))
 
     def get(self, proof_id: str) -> Proof:
         """Raises NotFoundError."""
@@ -74,4 +75,5 @@ def _proof(row: RowMapping) -> Proof:
         id=row["id"], server=row["server"], backup_id=row["backup_id"], target=row["target"], outcome=row["outcome"],
         started_at=row["started_at"], finished_at=row["finished_at"], phases=phases_from(row["phases"]),
         checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in row["checks"]),
-        tables_compared=row["tables_compared"], error=row["error"])
+        tables_compared=row["tables_compared"], error=row["error"], warnings=tuple(row["warnings"] or ()),
+        older=bool(row["older"]))

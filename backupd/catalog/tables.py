@@ -244,6 +244,8 @@ proofs = Table(
     Column("checks", JSON, nullable=False),
     Column("tables_compared", Integer, nullable=False),
     Column("error", FreeText, nullable=False),
+    Column("warnings", JSON),
+    Column("older", Boolean),
     Index(None, "server", "finished_at"),
     Index(None, "backup_id"),
 )

@@ -213,8 +213,13 @@ def show_proof(screen: Screen, proof: Proof) -> None:
         "proved": "proved: restored, checked and equal to the source's witness",
         "restored": "restored and checked; there was no witness to compare with",
         "undecided": "NOT TESTED: something kept the test from its end, which says nothing about the backup",
+        "inexact": "INEXACT: restored, and it may hold other rows than the source had",
     }.get(proof.outcome, "FAILED")
-    screen.line(f"{proof.backup_id}: {verdict}", style="green" if proof.is_good else "bold red")
+    if proof.older:
+        verdict = f"{verdict.partition(';')[0]}; NOT THE NEWEST DATA"
+    screen.line(f"{proof.backup_id}: {verdict}", style="green" if proof.is_current else "bold red")
+    for warning in proof.warnings:
+        screen.line(f"warning: {warning}", style="yellow")
     if proof.error:
         screen.line(proof.error)
     screen.facts(

@@ -72,6 +72,13 @@ ReplayWith = Annotated[
 ]
 
 
+AcceptOlder = Annotated[
+    bool,
+    typer.Option("--accept-older", help="Of latest: go to the newest moment that can be restored although something "
+                                        "later is known to exist."),
+]
+
+
 def plan(
     context: typer.Context,
     server: Server,
@@ -93,6 +100,7 @@ def plan(
     exclude: Exclude = None,
     replay_with: ReplayWith = None,
     thaw: ThawTier = None,
+    accept_older: AcceptOlder = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -105,13 +113,13 @@ def plan(
         if tables:
             chosen = run.service.plan_tables(server, target, tables, rename=rename, exclude=exclude or (),
                                              source=source.value if source else None,
-                                             thaw=thaw.value if thaw else None)
+                                             thaw=thaw.value if thaw else None, accept_older=accept_older)
             run.screen.document(chosen.as_json())
             show_table_plan(run.screen, chosen)
             return
         made = run.service.plan(server, target, datadir.absolute() if datadir else None, exclude=exclude or (),
                                 replay_with=replay_with.value if replay_with else None,
-                                thaw=thaw.value if thaw else None)
+                                thaw=thaw.value if thaw else None, accept_older=accept_older)
         run.screen.document(made.as_json())
         from backupd.cli.render import show_plan
 
@@ -150,6 +158,7 @@ def restore(
     triggers: Which = None,
     source: OutOf = None,
     thaw: ThawTier = None,
+    accept_older: AcceptOlder = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -167,12 +176,13 @@ def restore(
         if tables or datadir is None:
             restore_tables(run, server, target, tables or (), into=into, rename=rename, sql=sql, confirm=confirm,
                            compare=compare, triggers=triggers, exclude=exclude or (), source=source,
-                           thaw=thaw.value if thaw else None, keys=keys)
+                           thaw=thaw.value if thaw else None, keys=keys, accept_older=accept_older)
             return
         with reporting() as report:
             outcome = run.service.foreground.restore(
                 server, target, datadir.absolute(), start, report, mode=mode.value, exclude=exclude or (),
-                replay_with=replay_with.value if replay_with else None, thaw=thaw.value if thaw else None)
+                replay_with=replay_with.value if replay_with else None, thaw=thaw.value if thaw else None,
+                accept_older=accept_older)
         document = outcome.as_json()
         ending = "was made" if outcome.is_good else "ended, not all of it well"
         run.screen.done = f"the restore into {datadir} {ending}"
@@ -204,7 +214,7 @@ def prove(
         from backupd.cli.render import show_proof
 
         show_proof(run.screen, proof)
-        if not proof.is_good:
+        if not proof.is_current:
             raise typer.Exit(1)
 
 

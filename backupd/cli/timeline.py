@@ -109,7 +109,8 @@ def _promises(screen: Screen, found: Timeline) -> None:
     proof = found.last_proof
     screen.facts((
         ("last test", f"{proof.outcome} {_time(proof.finished_at)}: {proof.target} from {proof.backup_id}, in "
-                      f"{format_duration(proof.seconds)}" if proof else "never"),
+                      f"{format_duration(proof.seconds)}{', NOT THE NEWEST DATA' if proof.older else ''}"
+                      if proof else "never"),
         ("lost at worst", _promise(found.rpo, found.objectives.rpo, found.rpo_kept, "objectives.rpo")),
         ("restore takes", _promise(found.predicted_rto, found.objectives.rto, found.rto_kept, "objectives.rto")),
     ))

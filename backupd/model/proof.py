@@ -65,13 +65,16 @@ class Witness:
                    uncovered=dict(data["uncovered"]), objects=dict(data["objects"]), seconds=float(data["seconds"]))
 
 
-PROVED, RESTORED, FAILED, UNDECIDED = "proved", "restored", "failed", "undecided"
+PROVED, RESTORED, FAILED, UNDECIDED, INEXACT = "proved", "restored", "failed", "undecided", "inexact"
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
     """The record of one test restore. ``outcome``: ``proved``, ``restored`` (no witness to compare), ``failed`` (the
-    data is bad) or ``undecided``: something else kept the test from its end, which says nothing about the data."""
+    data is bad), ``undecided`` (something else kept the test from its end, which says nothing about the data) or
+    ``inexact``: the replay that was tested may give other rows than the source had. ``warnings``: of its plan, and of
+    the restore. ``older``: the target was the newest moment, and something later than what was restored is known to
+    exist, or may; such a proof is never ``proved`` and shows nothing of the server's present history."""
 
     id: str
     server: str
@@ -84,11 +87,18 @@ class Proof:
     checks: tuple[Check, ...]
     tables_compared: int
     error: str = ""
+    warnings: tuple[str, ...] = ()
+    older: bool = False
 
     @property
     def is_good(self) -> bool:
         """Was the data found good?"""
         return self.outcome in (PROVED, RESTORED)
+
+    @property
+    def is_current(self) -> bool:
+        """Was it found good, and was it as new as the target asked for?"""
+        return self.is_good and not self.older
 
     @property
     def seconds(self) -> float:
@@ -99,4 +109,5 @@ class Proof:
                 "outcome": self.outcome, "started_at": format_time(self.started_at),
                 "finished_at": format_time(self.finished_at), "seconds": round(self.seconds, 3),
                 "phases": [p.as_json() for p in self.phases], "checks": [c.as_json() for c in self.checks],
-                "tables_compared": self.tables_compared, "error": self.error}
+                "tables_compared": self.tables_compared, "error": self.error, "warnings": list(self.warnings),
+                "older": self.older}

@@ -19,7 +19,7 @@ from backupd.model.server import Position
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import restorable
 from backupd.recovery.runs import Place, first_of, last_of, parted, place_of
-from backupd.recovery.windows import Window, abandoned, windows
+from backupd.recovery.windows import Repeats, Window, abandoned, nobody_knows, windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ def timeline(
     server: str, backups: Iterable[BackupRecord], branches: Iterable[Branch], runs: Iterable[Run],
     gaps: Iterable[Gap] = (), *, now: datetime, proofs: Iterable[Proof] = (), predicted_rto: timedelta | None = None,
     objectives: Objectives | None = None, troubles: Mapping[str, str] | None = None, warnings: Iterable[str] = (),
-    places: Iterable[str] = (),
+    places: Iterable[str] = (), repeats: Repeats = nobody_knows,
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
     to the latest moment (restore.planner tells it). ``troubles``: of destinations, ``warnings``: of the stream.
-    ``places``: destinations that are told of though they hold nothing."""
+    ``places``: destinations that are told of though they hold nothing. ``repeats``: see ``windows``."""
     own_gaps = [gap for gap in gaps if gap.server == server]
     pieces = parted([run for run in runs if run.server == server], own_gaps)
     known = [branch for branch in branches if branch.server == server]
@@ -127,10 +127,11 @@ def timeline(
     names = list(dict.fromkeys([*(name for places in held.values() for name in sorted(places)),
                                 *(run.destination for run in pieces), *places]))
     together = Histories(known, pieces)
-    found = windows(together, usable, now=now)
+    found = windows(together, usable, now=now, repeats=repeats)
     known = [replace(branch, since=together.since(branch)) for branch in together.branches]
     alone = {name: Histories(known, [run for run in pieces if run.destination == name]) for name in names}
-    reached = {name: windows(alone[name], [backup for backup in usable if name in held[backup.id]], now=now)
+    reached = {name: windows(alone[name], [backup for backup in usable if name in held[backup.id]], now=now,
+                             repeats=repeats)
                for name in names}
     reaches = [_reach(name, reached[name], found, now, (troubles or {}).get(name, "")) for name in names]
     return Timeline(

@@ -8,7 +8,7 @@ may be missing. A backup that nothing can be replayed on is a window of one mome
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -18,7 +18,7 @@ from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
 from backupd.model.server import Position, Version, no_roll_forward
 from backupd.recovery.branches import Histories
-from backupd.recovery.route import way
+from backupd.recovery.route import RouteLeg, way
 from backupd.recovery.runs import last_of, place_of
 
 _INSTANT = timedelta(microseconds=1)
@@ -26,6 +26,13 @@ _SKEW = timedelta(seconds=10)
 """Two hosts of ours may differ by so much, and reading a catalog may take as long. What was confirmed at a moment that
 is further ahead was told by a clock that was wrong, and says nothing."""
 _TRIES = 8
+
+Repeats = Callable[[RouteLeg], bool]
+"""Does a leg repeat, at its beginning, something that is executed where the copy stands? Only the index tells."""
+
+
+def nobody_knows(_leg: RouteLeg) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +78,12 @@ def abandoned(histories: Histories, latest: Window) -> str:
             f"backupd backup {present.server} --kind full")
 
 
-def windows(histories: Histories, bases: Sequence[BackupRecord], *, now: datetime) -> tuple[Window, ...]:
+def windows(histories: Histories, bases: Sequence[BackupRecord], *, now: datetime, repeats: Repeats = nobody_knows
+            ) -> tuple[Window, ...]:
     """In the order of their ends, those of the server's present history last.
 
-    ``bases``: restorable backups of the server, by time.
+    ``bases``: restorable backups of the server, by time. ``repeats`` is asked of the files of a server that took over
+    where nothing was executed before the first of them: they lead on only if they repeat what both servers share.
     """
     found: list[Window] = []
     open_at: dict[tuple[str, int, int], int] = {}
@@ -90,7 +99,7 @@ def windows(histories: Histories, bases: Sequence[BackupRecord], *, now: datetim
                 latest = found[number] = replace(found[number], begin=min(found[number].begin, latest.begin))
                 continue
         found.append(latest)
-    _widen_across_forks(histories, found, now)
+    _widen_across_forks(histories, found, now, repeats)
     rank = {branch.id: number for number, branch in enumerate(histories.branches)}
     return tuple(sorted(found, key=lambda window: (
         rank[window.branch] if window.branch else _branch_by_time(histories, window.end), window.end)))
@@ -150,7 +159,7 @@ def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple
     return end, f"everything committed by then is archived, up to {there}"
 
 
-def _widen_across_forks(histories: Histories, found: list[Window], now: datetime) -> None:
+def _widen_across_forks(histories: Histories, found: list[Window], now: datetime, repeats: Repeats) -> None:
     """Branches can be entered from a backup of one they descend from, too."""
     for branch in histories.branches[1:]:
         line = histories.descent(branch)
@@ -158,7 +167,7 @@ def _widen_across_forks(histories: Histories, found: list[Window], now: datetime
         if len(line) < 2 or not runs:
             continue
         run = runs[0]
-        base = _entrance(histories, found, line, run)
+        base = _entrance(histories, found, line, run, repeats)
         if base is None:
             continue
         begin = max(base.finished_at, histories.since(branch) or branch.noticed_at)
@@ -171,7 +180,8 @@ def _widen_across_forks(histories: Histories, found: list[Window], now: datetime
         found.append(replace(crossing, begin=min([begin, *(window.begin for window in inside)])))
 
 
-def _entrance(histories: Histories, found: Sequence[Window], line: Sequence[Branch], run: Run) -> BackupRecord | None:
+def _entrance(histories: Histories, found: Sequence[Window], line: Sequence[Branch], run: Run, repeats: Repeats
+              ) -> BackupRecord | None:
     """The newest backup of an ancestor from which all of ``run`` can be replayed."""
     branch = line[-1]
     stop = Position(branch.file(run.last_number), run.last_pos, run.gtids_after)
@@ -185,6 +195,6 @@ def _entrance(histories: Histories, found: Sequence[Window], line: Sequence[Bran
             legs = way(histories, window.base.position, home, branch, stop)
         except RefusedError:
             continue
-        if not any(leg.repeats for leg in legs):
+        if all(repeats(leg) for leg in legs if leg.repeats):
             return window.base
     return None

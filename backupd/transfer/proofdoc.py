@@ -108,4 +108,5 @@ def _decoded(document: dict[str, Any]) -> Kept:
         outcome=data["outcome"], started_at=parse_time(data["started_at"]), finished_at=parse_time(data["finished_at"]),
         phases=tuple(Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"]),
         checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in data["checks"]),
-        tables_compared=int(data["tables_compared"]), error=data["error"])
+        tables_compared=int(data["tables_compared"]), error=data["error"],
+        warnings=tuple(map(str, data.get("warnings", ()))), older=bool(data.get("older", False)))

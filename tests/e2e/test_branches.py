@@ -3,6 +3,7 @@ held while nobody wrote says what is right, and no restore may hold what only an
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.forked import POLICY_EXTRA, Source, diary, frozen
-from tests.e2e.house import House
+from tests.e2e.forked import POLICY_EXTRA, Source, diary, frozen, noted
+from tests.e2e.house import SERVER, House
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
@@ -129,6 +130,58 @@ def test_after_a_failover_the_lost_transactions_and_both_sides_of_the_fork_are_r
         source.stream()
         assert len(house.backups()) == 1
         source.is_restored("latest", "newer")
+
+
+def test_a_failover_to_a_replica_that_never_rotated_is_followed_and_a_dead_branch_is_no_latest(source: Source) -> None:
+    """All rows of both servers are the latest. After a RESET nothing of the present history can be restored: what can
+    be is refused before a byte moves, and never proved."""
+    house, server = source.house, source.server
+    with replica_of(server) as replica:
+        house.backup()
+        _rows(source, 20)
+        source.stream()
+        catch_up(server, replica)
+        replica.execute("STOP SLAVE", "RESET SLAVE ALL")
+        server.kill()
+        replica.execute("SET GLOBAL read_only = 0")
+        house.server = replica
+        house.write()
+        _rows(source, 30)
+        source.moments["live"] = noted(replica)
+        source.stream()
+        _old, now = source.branches()
+        assert (now["reason"], now["fork"] is not None, len(replica.query("SHOW BINARY LOGS"))) == ("failover", True, 1)
+        timeline = house.ok("timeline", SERVER)
+        assert timeline["windows"][-1]["branch"] == now["id"]
+        assert "nothing can be restored yet" not in str(timeline["warnings"])
+        assert source.is_restored("latest", "live")["position"]["gtid"] == source.moments["live"].executed
+        assert not house.ok("test-restore", SERVER)["older"]
+
+        replica.execute("RESET MASTER")
+        _rows(source, 32)
+        source.stream()
+        said = source.is_refused("latest")
+        assert "something later is known to exist, up to 20" in said
+        assert "hint: take a full backup now: backupd backup shop-db1 --kind full; to restore what there is" in said
+        assert "--accept-older" in house.fails("plan", SERVER, "--to", "latest").all
+        planned = house.ok("plan", SERVER, "--to", "latest", "--accept-older")
+        assert planned["older"]["certain"]
+        assert planned["older"]["ends"] < planned["older"]["known"]
+        datadir = house.base / "older"
+        accepted = house.ok("restore", SERVER, "--to", "latest", "--accept-older", "--datadir", str(datadir))
+        assert accepted["warnings"][0].startswith("this is not the newest: it ends at ")
+        house.remove_datadir(datadir)
+
+        done = house.fails("test-restore", SERVER, "--json")
+        proof = json.loads(done.out)
+        assert (proof["outcome"], proof["older"]) == ("restored", True)
+        assert proof["warnings"][0].startswith("this is not the newest: it ends at ")
+        assert house.ok("timeline", SERVER)["last_proof"]["older"]
+
+
+def _rows(source: Source, count: int) -> None:
+    source.server.execute(*(f"INSERT INTO shop.diary (what, at) VALUES ('{number} of {count}', NOW(6))"
+                            for number in range(count)))
 
 
 def test_after_a_crash_that_lost_its_tail_the_tail_and_what_came_instead_are_reached(source: Source) -> None:

@@ -88,7 +88,10 @@ def test_an_idle_server_stays_recoverable_and_a_gap_is_named_with_both_ends(own_
         assert not (short_tmp / "no").exists()
     for target in (format_time(before), f"gtid:{kept}"):
         house.ok("plan", SERVER, "--to", target)
-    outcome = house.restore(short_tmp / "d")
+    refused = house.fails("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "no"))
+    assert all(end in refused.all for end in (*ends, "--accept-older")), refused.all
+    assert not (short_tmp / "no").exists()
+    outcome = house.ok("restore", SERVER, "--to", "latest", "--accept-older", "--datadir", str(short_tmp / "d"))
     assert any(all(end in text for end in ends) for text in outcome["warnings"]), outcome["warnings"]
     with PrivateServer(datadir=short_tmp / "d") as restored:
         assert [row[0] for row in restored.query(

@@ -66,6 +66,10 @@ class WorldResolver:
     def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
         return ()
 
+    def repeats(self, leg: RouteLeg) -> bool:
+        stop = Stop(leg.branch, leg.until.file, leg.until.pos, leg.until.gtid)
+        return bool(leg.until.file) and self.material(leg, stop).repeated > 0
+
     def material(self, leg: RouteLeg, stop: Stop) -> Material:
         chosen: list[SegmentKey] = []
         end = _place(stop)

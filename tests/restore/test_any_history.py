@@ -26,8 +26,8 @@ def worlds(name: str, few: int, *, clocks: bool = False, forks: bool = True, los
 
 def planned(world: World, target: str) -> Plan | None:
     try:
-        return make_plan("shop", [b for b, _life, _count in world.backups], parse_target(target), Preferences(),
-                         now=world.now, history=history_of(world))
+        return make_plan("shop", [b for b, _life, _count in world.backups], parse_target(target),
+                         Preferences(accept_older=True), now=world.now, history=history_of(world))
     except (RefusedError, NotFoundError):
         return None
 

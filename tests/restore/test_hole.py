@@ -12,6 +12,7 @@ from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server import Position
 from backupd.recovery.route import RouteLeg
 from backupd.recovery.runs import Place
+from restore.beyond import OlderError
 from restore.history import History, Material
 from restore.plan import Plan
 from restore.planner import Preferences, make_plan
@@ -54,6 +55,9 @@ class Nowhere:
     def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
         raise AssertionError(branch, start, stop, end, moment)
 
+    def repeats(self, _leg: RouteLeg) -> bool:
+        return False
+
     def material(self, leg: RouteLeg, stop: Stop) -> Material:
         raise AssertionError(leg, stop)
 
@@ -79,5 +83,7 @@ def test_what_is_behind_everything_is_not_said_to_be_in_it(target: str) -> None:
 
 
 def test_the_latest_moment_in_front_of_it_is_not_given_without_a_word() -> None:
-    plan = planned("latest", Position("binlog.000002", 700, "0-1-20"))
-    assert any(all(end in text for end in ENDS) for text in plan.warnings), plan.warnings
+    with pytest.raises(OlderError) as refused:
+        planned("latest", Position("binlog.000002", 700, "0-1-20"))
+    for end in ENDS:
+        assert end in refused.value.detail
