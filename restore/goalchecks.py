@@ -11,13 +11,26 @@ from backupd.engine.ddltext import tokens
 from backupd.engine.probe import read_dialect
 from backupd.engine.tables import SYSTEM_SCHEMAS
 from backupd.model.errors import RefusedError, ServerError
+from backupd.model.server import Flavour, Version
 from backupd.model.table import TableName
 from restore.shelf import Shelf
 
 _ENGINES = "SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT IN ('YES', 'DEFAULT')"
+_FIRST = Version(5, 7, 6)
+"""Of MySQL and Percona Server; with older ones only whole backups are restored."""
 _UNKNOWN = frozenset({1115, 1273})
 """A character set, a collation."""
 _COLLATION = re.compile(r"\w+")
+
+
+def refuse_old(session: Session, server: str) -> None:
+    """Raises RefusedError for a server that tables are not put into; ServerError."""
+    dialect = read_dialect(session)
+    if dialect.flavour is not Flavour.MARIADB and dialect.version < _FIRST:
+        raise RefusedError(
+            f"{server} is {dialect.flavour} {dialect.version}: tables are put into {_FIRST} and later only",
+            hint="write them as SQL files (--sql FOLDER), which the server's own client loads; or restore a whole "
+                 "backup beside it (--to backup:ID --datadir FOLDER)")
 
 
 def refuse_unfit(shelf: Shelf, targets: Sequence[TableName]) -> None:

@@ -61,6 +61,17 @@ def option_file(programs: Programs, info: ServerInfo, *, datadir: Path, found: P
 mkdir -p "$WORK/run/tmp"
 {{
     echo '[mysqld]'
+    # A server that was unpacked into some folder does not find its texts by itself.
+    program=$(readlink -f "$(command -v {programs.server})")
+    for base in "${{program%/*/*}}" "${{program%/*}}"; do
+        for folder in share share/mysql share/mariadb; do
+            case $program in /usr/* | /bin/* | /sbin/*) continue ;; esac
+            if [ -f "$base/$folder/english/errmsg.sys" ]; then
+                printf 'basedir = %s\nlc_messages_dir = %s\n' "$base" "$base/$folder"
+                break 2
+            fi
+        done
+    done
     sed -n -E '/^({_KEPT})[ =]/p' "{with_variables(str(found))}/backup-my.cnf"
     cat << END_OF_OPTIONS
 {with_variables(text).rstrip()}

@@ -27,7 +27,7 @@ from backupd.transfer.unseal import Unsealer
 from restore.build import Stopwatch, merged
 from restore.carry import Carrier
 from restore.difference import Pair, TableDifference, difference
-from restore.goalchecks import refuse_unfit, remarks_on, unknown_to
+from restore.goalchecks import refuse_old, refuse_unfit, remarks_on, unknown_to
 from restore.handover import Goal, HandedOver, Triggers, hand_over, settle, told
 from restore.load import Loaded, load
 from restore.schemaobjects import SchemaObject, SchemaObjects, add_missing, create_missing
@@ -115,6 +115,8 @@ class _Work:
 
     def server(self, into: Connection, confirm: Confirm) -> TablesOutcome:
         spec = self._spec
+        with into.connect() as session:
+            refuse_old(session, spec.into)
         schemas = sorted({goal.source.schema for goal in spec.goals})
         staging = staging_names(spec.restore_id, schemas)
         with workplace(spec) as folder:

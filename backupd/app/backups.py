@@ -26,7 +26,7 @@ from backupd.backup.speed import slow_destinations
 from backupd.engine.census import uncovered
 from backupd.engine.probe import examine
 from backupd.engine.tables import list_tables
-from backupd.engine.toolset import physical_tool, refuse_clashes, shortcomings
+from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.errors import BackupdError, DestinationFullError
@@ -105,6 +105,7 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         met = meet(wiring, server.name, session, probed.info)
         refuse_clashes(session, probed.info)
         tool = physical_tool(probed.info, paths=wiring.settings.programs)
+        refuse_unfit(session, probed.info, tool.tool)
         decision = decide(wiring, server, kind, probed.info, tool=tool, session=session, destinations=destinations,
                           recipients=fingerprints)
         # Another question only where there is something to ask for.

@@ -37,7 +37,8 @@ def refuse_unfit(session: Session, info: ServerInfo) -> None:
     if info.encrypted:
         raise RefusedError(
             f"{len(info.encrypted)} tablespaces are encrypted: a clone of them cannot be started without their keyring",
-            detail=", ".join(info.encrypted[:20]), hint="install Percona XtraBackup of the server's series")
+            detail=", ".join(info.encrypted[:20]), hint="take logical backups of this server, or ALTER TABLE ... "
+            "ENCRYPTION='N'")
     if not is_loaded(session) and not _may_load(session):
         raise RefusedError(_NOT_LOADED, hint=_grant_hint(session))
 

@@ -23,7 +23,7 @@ from backupd.engine.mariabackup import MariaBackup
 from backupd.engine.physical import PhysicalTool
 from backupd.engine.receipts import ReceiptNames
 from backupd.engine.tables import schemas_named
-from backupd.engine.xtrabackup import XtraBackup
+from backupd.engine.xtrabackup import XtraBackup, refuse_encrypted
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.server import Flavour, ServerInfo, Tool, Version
 from backupd.process.command import Command, locate
@@ -200,6 +200,8 @@ def refuse_unfit(session: Session, info: ServerInfo, tool: Tool) -> None:
     """Raises RefusedError when ``tool`` cannot back up this server, though it is of the right series; ServerError."""
     if tool.name == clone.NAME:
         cloneplugin.refuse_unfit(session, info)
+    if tool.name == XTRABACKUP:
+        refuse_encrypted(info)
 
 
 def _chosen(

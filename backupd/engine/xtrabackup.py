@@ -39,7 +39,7 @@ from backupd.engine.receipts import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.streaming import StreamingCapture, StreamingTool
 from backupd.engine.xbstream import Dialect
 from backupd.model.errors import RefusedError, ToolError
-from backupd.model.server import Receipts, Tool, Version
+from backupd.model.server import Receipts, ServerInfo, Tool, Version
 from backupd.process.command import Command
 from backupd.process.run import run
 
@@ -88,6 +88,8 @@ preview), --register-redo-log-consumer (the server stops writers when we are slo
 
 _LISTED = re.compile(r"^\s+(?:-\w, )?(--[a-z0-9][a-z0-9-]*)", re.MULTILINE)
 """An option in the output of --help: ``  -?, --help  ...``, ``  --parallel=#  ...``, ``  --stream[=name] ...``."""
+_NO_TABLESPACES = frozenset({"encrypt_binlog", "aria_encrypt_tables"})
+"""What a server encrypts that the tool does not open."""
 _NO_TLS_BEFORE = Version(2, 4, 5)
 
 _SILENT_FAILURES = (
@@ -243,6 +245,19 @@ class XtraBackup:
             checked = connection.ssl.get("verify-server-cert", "0").lower() not in ("0", "off", "false")
             client["ssl-mode"] = "VERIFY_IDENTITY" if checked else "REQUIRED"
         return {"client": client, "xtrabackup": client}
+
+
+def refuse_encrypted(info: ServerInfo) -> None:
+    """Raises RefusedError where tablespaces are encrypted: the tool needs the keys of the server's key store for the
+    backup and for its prepare, and nothing here gives them to it. Without, it ends with a stack trace at the first."""
+    found = [name for name in info.encrypted if name not in _NO_TABLESPACES]
+    if found:
+        raise RefusedError(
+            f"{len(found)} tablespaces of this server are encrypted, and backupd cannot give xtrabackup their keys: no "
+            "physical backup of this server can succeed",
+            detail=", ".join(found[:20]) + (" ..." if len(found) > 20 else ""),
+            hint="take logical backups of this server (`logical` in its policy, `physical` without a schedule), or "
+                 "ALTER TABLE ... ENCRYPTION='N'")
 
 
 def known_options(tool: Tool) -> frozenset[str]:

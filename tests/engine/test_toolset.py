@@ -3,20 +3,23 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from backupd.engine.client import Session
 from backupd.engine.clone import Clone
 from backupd.engine.toolset import (
     find_tool,
     physical_backup_tool,
     physical_tool,
+    refuse_unfit,
     row_for,
     server_program,
     shortcomings,
 )
 from backupd.engine.xtrabackup import XtraBackup
-from backupd.model.errors import ToolError, ToolMissingError
+from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.server import Flavour, Position, Role, ServerInfo, Tool, Version
 
 SERVER = ServerInfo(
@@ -148,6 +151,20 @@ def test_a_restore_takes_the_kind_of_tool_that_made_the_backup(tmp_path: Path) -
         physical_tool(info, paths={"xtrabackup": "/nonexistent/x"}, made_by=replace(made, name="xtrabackup"))
     with pytest.raises(ToolError, match="by mysqldump cannot be restored"):
         physical_tool(info, paths=paths, made_by=replace(made, name="mysqldump"))
+
+
+@pytest.mark.parametrize(("tool", "encrypted", "refused"), [
+    ("xtrabackup", ("shop/cards",), True), ("xtrabackup", ("encrypt_binlog",), False), ("xtrabackup", (), False),
+    ("mariadb-backup", ("shop/cards",), False)])
+def test_xtrabackup_is_not_let_at_encrypted_tablespaces(tool: str, encrypted: tuple[str, ...], refused: bool) -> None:
+    made = Tool(tool, f"/usr/bin/{tool}", Version(2, 4, 20), "", "")
+    info, unasked = replace(SERVER, encrypted=encrypted), cast(Session, None)
+    if not refused:
+        refuse_unfit(unasked, info, made)
+        return
+    with pytest.raises(RefusedError, match="1 tablespaces of this server are encrypted, and backupd cannot") as no:
+        refuse_unfit(unasked, info, made)
+    assert no.value.detail == "shop/cards"
 
 
 def test_what_a_clone_leaves_out_is_said() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, cast
+
 import pytest
 
-from backupd.engine.client import Connection
+from backupd.engine.client import Connection, Session
 from backupd.engine.ddl import understand
 from backupd.model.errors import RefusedError
 from backupd.model.table import TableName
-from restore.goalchecks import refuse_unfit, remarks_on, unknown_to
+from restore.goalchecks import refuse_old, refuse_unfit, remarks_on, unknown_to
 from restore.shelf import Shelf
 from tests.restore.handing import shared
 from tests.restore.rolling import Kind, both
@@ -82,3 +85,27 @@ def test_tables_of_unknown_engines_and_collations_are_named(server: Server, kind
     assert set(unknown) == {TableName("shop", "engine"), TableName("shop", "collation")}
     assert "no engine Tokudb" in unknown[TableName("shop", "engine")]
     assert f"does not know the collation {strange}" in unknown[TableName("shop", "collation")]
+
+
+@dataclass
+class Answering:
+    """A session of a server that says this of its version."""
+
+    version: str
+    comment: str = "MySQL Community Server (GPL)"
+
+    def query(self, _statement: str) -> list[tuple[Any, ...]]:
+        return [(self.version, self.comment)]
+
+
+@pytest.mark.parametrize("version", ["5.5.62", "5.6.24-log", "5.7.5"])
+def test_tables_are_not_put_into_a_server_that_is_too_old(version: str) -> None:
+    with pytest.raises(RefusedError, match=r"db56 is mysql 5.* tables are put into 5\.7\.6 and later only") as caught:
+        refuse_old(cast(Session, Answering(version)), "db56")
+    assert "--sql FOLDER" in caught.value.hint
+
+
+@pytest.mark.parametrize(("version", "comment"), [
+    ("5.7.6", "MySQL"), ("8.4.1", "MySQL"), ("5.5.68-MariaDB", "MariaDB Server")])
+def test_tables_are_put_into_all_others(version: str, comment: str) -> None:
+    refuse_old(cast(Session, Answering(version, comment)), "db")
