@@ -14,12 +14,14 @@ from pathlib import Path
 from backupd.binlog import continuity
 from backupd.binlog.continuity import Compared, Fork, GoOn, Tail
 from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, head_of
+from backupd.binlog.readable import DamagedCopyError, read, read_fresh, scan_to
 from backupd.binlog.spool import Spool, Spooled
 from backupd.binlog.status import StreamEvent, StreamEventKind
-from backupd.engine.binlogscan import Scan, scan
+from backupd.engine.binlogscan import Scan
 from backupd.engine.binlogsource import BinlogSource, ListedLog, SourceState, UnloggedError
 from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap, Transaction
 from backupd.model.clock import Clock
+from backupd.model.errors import ServerError
 from backupd.model.gtid import covers
 from backupd.model.ids import new_id
 from backupd.model.server import Position
@@ -66,8 +68,12 @@ class Approach:
         """Is nothing missing behind ``size`` bytes of the server's file? Raises as ``look``."""
         return continuity.is_whole(self.look(), number, size)
 
+    def follows(self, number: int, following: int) -> bool:
+        """Has the server no file between both? Raises as ``look``."""
+        return all(not number < log.number < following for log in self.look().logs)
+
     def where(self, state: SourceState) -> Start:
-        """Raises ServerError, ToolError, OSError, DamagedError for a file here that cannot be read."""
+        """Raises ServerError, ToolError, OSError."""
         newest = self._spool.newest()
         unlogged = self._spool.unlogged() or self._unlogged
         if unlogged is not None:
@@ -90,10 +96,25 @@ class Approach:
     def differs(self, start: Start, equal: int) -> Start | None:
         """The server's file is the same as ``start.kept`` for ``equal`` bytes only: shorter, or another one then.
 
-        None: nothing that counts is different, and the spool was put right: begin there again.
+        None: nothing that counts is different, and the spool was put right: begin there again. Raises DamagedCopyError
+        where what came is damaged: that shows nothing.
         """
         if start.kept is None:
             raise ValueError("nothing was compared")
+        here = read(start.kept.path)
+        if here.damage and not here.end and not self._spool.doubt(start.kept, 0, here.damage).verdict:
+            return None  # not even its head tells what it is: that is looked into first
+        if here.damage and here.end and equal >= here.end:
+            self._spool.cut(start.kept, here.end)
+            self._tell(StreamEvent(
+                StreamEventKind.MENDED, self._clock(), f"{start.kept.name} of {self._server} was damaged in the spool"
+                f" behind byte {here.end}, and is fetched from the server again from there", detail=here.damage))
+            return None
+        fresh = read_fresh(self._spool.incoming / start.name, self._source.address)
+        if fresh.checksum == "none":  # then only another copy shows that it came as it is at the server
+            with start.kept.path.open("rb") as kept, self._fetch(start.name).open("rb") as again:
+                if Comparison(kept, again).go_on() != equal:
+                    raise DamagedCopyError(start.name, self._source.address, "two copies of it differ")
         state = self.look()
         tail = self._tail(start.kept)
         found = continuity.with_file(tail, self._compared(start.kept, equal, tail), self._spool.seen(), state,
@@ -135,6 +156,7 @@ class Approach:
                                 note="the file with which the branch before was to begin was never copied"), state)
 
     def _follow(self, found: GoOn | Fork, newest: Spooled, state: SourceState) -> Start:
+        self._make_sure(state)
         if isinstance(found, Fork):
             return self._begin(self._placed(found, newest, state), state, newest)
         branch = self._spool.branches()[-1]
@@ -144,8 +166,8 @@ class Approach:
             raise ValueError(f"the server does not list a file {found.number}")
         if found.gap:
             before = Position(log.name, FIRST_EVENT, self._source.previous_gtids(log.name) or "")
-            gap = Gap(self._server, branch.id, "", tail.place, before, _scanned(newest.path).last_at, None, found.gap,
-                      self._clock())
+            last_at = read(newest.path).last_at
+            gap = Gap(self._server, branch.id, "", tail.place, before, last_at, None, found.gap, self._clock())
             self._spool.add_gap(gap)
             self._tell(StreamEvent(
                 StreamEventKind.GAP, self._clock(), f"binary logs of {self._server} are missing: {found.gap}",
@@ -181,6 +203,20 @@ class Approach:
             hint="" if parent is None else "take a full backup now: what was archived before stays, and is recovered"
             " as before; across the fork only where it is known", branch=branch))
         return Start(branch, log.number, log.name, None)
+
+    def _make_sure(self, state: SourceState) -> None:
+        """A history that ends, and a gap, are for ever: not because of one answer, which may have been altered on its
+        way. Raises as ``look``, and ServerError where the server says something else now."""
+        again = self.look()
+        there, oldest = {log.name for log in again.logs}, again.logs[0].number
+        same = ((state.server_uuid, state.server_id, state.flavour, state.basename, state.marker)
+                == (again.server_uuid, again.server_id, again.flavour, again.basename, again.marker)
+                and all(log.name in there or log.number < oldest for log in state.logs)
+                and (not state.position.gtid or covers(again.position.gtid, state.position.gtid, mariadb=state.mariadb))
+                and (state.durable_lsn or 0) <= (again.durable_lsn or 0))
+        if not same:
+            raise ServerError(f"{self._source.address} answers otherwise than a moment ago",
+                              hint="it is looked at again before anything is concluded")
 
     def _close(self, newest: Spooled) -> Tail:
         """Nothing more comes to it: half a transaction at its end leaves it."""
@@ -219,11 +255,13 @@ class Approach:
     # --- evidence
 
     def _tail(self, file: Spooled) -> Tail:
-        found = self._with_baseline(_scanned(file.path))
-        ended = file.ended
+        found = read(file.path)
+        branch = self._spool.branches()[-1]
+        ended = Ending.CUT if found.damage else file.ended
         if ended is None and (told := ending_of(file.path, file.size)) is not Ending.CUT:
             ended = told
-        return Tail(file.name, file.number, found.end, found.gtids_before, found.gtids_after, ended)
+        return Tail(file.name, file.number, found.end, branch.executed(found.gtids_before),
+                    branch.executed(found.gtids_after), ended)
 
     def _with_baseline(self, found: Scan) -> Scan:
         branch = self._spool.branches()[-1]
@@ -234,7 +272,7 @@ class Approach:
         head = head_of(kept.path)
         if head is None or equal < head.size:
             return Compared(None, 0, lost=True)
-        same = self._with_baseline(_scanned(kept.path, stop=equal))
+        same = self._with_baseline(scan_to(kept.path, equal))
         return Compared(Position(kept.name, same.end, same.gtids_after), same.transactions, lost=tail.end > same.end)
 
     def _look_back(self, tail: Tail, branch: Branch, state: SourceState) -> Fork:
@@ -248,11 +286,11 @@ class Approach:
             if log is not None and log.size >= mark.size:
                 fetched += 1
                 path = self._fetch(log.name)
+                found = read_fresh(path, self._source.address)
                 same = (path.stat().st_size == mark.size
                         and fingerprint_of(path, branch.id, mark.number, mark.size) == mark)
                 if same:
-                    gtid = after if mark.number == tail.number - 1 else (
-                        self._with_baseline(_scanned(path)).gtids_after)
+                    gtid = after if mark.number == tail.number - 1 else self._with_baseline(found).gtids_after
                     return continuity.looked_back(tail, state, Position(log.name, mark.size, gtid))
         return continuity.looked_back(tail, state, None)
 
@@ -270,7 +308,7 @@ class Approach:
             return fork
         place = tail.place
         if unshared is not None:
-            until = self._with_baseline(_scanned(newest.path, stop=unshared.start))
+            until = self._with_baseline(scan_to(newest.path, unshared.start))
             place = Position(newest.name, unshared.start, until.gtids_after)
         members = [member for member in place.gtid.split(",") if member]
         agreed = bool(members) and all(map(has, members))
@@ -291,14 +329,8 @@ def _history_of(path: Path, has: Callable[[str], bool], *, mariadb: bool) -> tup
         if not unshared and not has(transaction.gtid):
             unshared.append(transaction)
 
-    found = _scanned(path, look)
+    found = read(path, look)
     return (",".join(members.values()) if mariadb else found.gtids_after), unshared[0] if unshared else None
-
-
-def _scanned(path: Path, on_transaction: Callable[[Transaction], None] | None = None, *,
-             stop: int | None = None) -> Scan:
-    with path.open("rb") as file:
-        return scan(file, stop=stop, on_transaction=on_transaction)
 
 
 def _listed(state: SourceState, number: int) -> ListedLog | None:

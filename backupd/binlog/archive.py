@@ -31,7 +31,7 @@ from backupd.binlog.ledger import Ledger
 from backupd.binlog.outlook import Outlook
 from backupd.binlog.recorder import Recorder
 from backupd.binlog.shipper import Delivery, Dropped, Outcome, Shipper
-from backupd.binlog.spool import Spool, Spooled
+from backupd.binlog.spool import Doubt, Spool, Spooled
 from backupd.binlog.standing import Standing
 from backupd.model.binlog import SegmentKey
 from backupd.model.clock import Clock
@@ -203,11 +203,12 @@ class Archiver:
         for file in outlook.files:
             log = outlook.log(file)
             if file.ended is None:
+                if log.whole is not None:  # it is written to again
+                    self._state.keep(replace(log, whole=None))
                 with self._staying():
                     self._cut_piece(outlook, file, now)
-            elif log.whole is None and not log.damage:
-                self._state.keep(log.ended_at(file.size, file.ended) if file.size
-                                 else log.damaged(0, "it is empty", now))
+            elif not log.damage and (log.whole is None or (log.whole.end, log.whole.ending) != (file.size, file.ended)):
+                self._state.keep(log.ended_at(file.size, file.ended))
             self._tell_gap(outlook, file)
 
     def _tell_gap(self, outlook: Outlook, file: Spooled) -> None:
@@ -217,7 +218,7 @@ class Archiver:
     def _cut_piece(self, outlook: Outlook, file: Spooled, now: datetime) -> None:
         log = outlook.log(file)
         start = next_piece(log, file.size, now=now, cut_at=self._state.cut_at, checkpoint=self._checkpoint)
-        if start is None:
+        if start is None or self._is_fetched_again(file):
             return
         seen = _Fruitless(file.size, file.path.stat().st_mtime_ns)
         before = self._fruitless.get((file.branch, file.number))
@@ -230,7 +231,7 @@ class Archiver:
         try:
             found = self._cutter.piece(safe, branch, start, context)
         except DamagedLogError as error:
-            self._trouble = str(error)
+            self._trouble = _told(error, self._spool.doubt(file, error.good, "; ".join(error.damages)))
             found = (self._cutter.piece(replace(safe, size=error.good), branch, start, context)
                      if error.good > start else None)
         if found is None:
@@ -239,6 +240,16 @@ class Archiver:
         self._fruitless.pop((file.branch, file.number), None)
         self._state.keep(log.with_piece(found[0], found[1].context))
         self._state.cut_at = now
+
+    def _is_fetched_again(self, file: Spooled) -> bool:
+        """Was it found to be damaged, and may a new copy mend it? Until then it is not archived, and neither is what
+        follows it: it is late, not lost."""
+        doubt = self._spool.doubted(file)
+        if doubt is None or doubt.verdict:
+            return False
+        self._trouble = (f"binary log {file.name} in the spool is damaged behind byte {doubt.good} ({doubt.why}): it is"
+                         " fetched from its server again, and is not archived yet")
+        return True
 
     @contextlib.contextmanager
     def _staying(self) -> Iterator[None]:
@@ -264,12 +275,17 @@ class Archiver:
         if lacking:
             file, cut = lacking[0]
             branch = outlook.branch(file.branch)
+            if self._is_fetched_again(file):
+                return
             try:
                 sealed = self._cutter.sealed(file, branch, outlook.log(file), cut)
             except DamagedLogError as error:
-                self._state.keep(outlook.log(file).damaged(error.good, "; ".join(error.damages), now))
-                self._tell_gap(outlook, file)
-                raise
+                doubt = self._spool.doubt(file, error.good, "; ".join(error.damages))
+                self._trouble, self._stuck = _told(error, doubt), True
+                if doubt.verdict and file.ended is not None:
+                    self._state.keep(outlook.log(file).damaged(error.good, f"{doubt.why}; {doubt.verdict}", now))
+                    self._tell_gap(outlook, file)
+                return
             standing.shipper.store(sealed, branch, file.path)
             return
         pieces = self._ledger.to_drop(name, self._state)
@@ -344,3 +360,8 @@ class Archiver:
             since = self._growth.first_beyond(outlook.frontier(held)) if lacking else None
             error = standing.trouble or self._trouble
             self._behind[name] = Behind(lacking, since, error)
+
+
+def _told(error: DamagedLogError, doubt: Doubt) -> str:
+    """What is to be known of a file that cannot be read, and was fetched again or will be."""
+    return f"{error.message} ({doubt.why}): {doubt.verdict or 'it is fetched from its server again'}"

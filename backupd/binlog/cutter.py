@@ -24,8 +24,9 @@ _NEW = "new"
 class DamagedLogError(DamagedError):
     """A file of the spool cannot be read behind ``good``, the end of its last whole transaction (0: of none)."""
 
-    def __init__(self, file: Spooled, damages: Sequence[str], good: int, *, hint: str = "") -> None:
-        super().__init__(f"binary log {file.name} in the spool is damaged behind byte {good}", damages, hint=hint)
+    def __init__(self, file: Spooled, damages: Sequence[str], good: int) -> None:
+        super().__init__(f"binary log {file.name} in the spool is damaged behind byte {good}", damages,
+                         hint="it is fetched from its server again")
         self.good = good
 
 
@@ -61,14 +62,15 @@ class Cutter:
         kept = self._kept.get(key) or Sealed.load(self._path(key))
         if kept is None or kept.header.segment.ending is not cut.ending:
             sealing = Sealing(self._folder / _NEW, self._sealer, piece=cut.ending is Ending.OPEN)
-            context = None
-            if cut.start:
-                with file.path.open("rb") as stream:
-                    context = scan(stream, stop=cut.start).context
             try:
+                context = _scanned(file, None, 0, cut.start, None).context if cut.start else None
                 found = _scanned(file, sealing, cut.start, cut.end, context)
+                if found.end + found.tail < cut.end:
+                    raise DamagedLogError(file, [f"it has {found.end + found.tail} of its {cut.end} bytes"], found.end)
             except StreamError as error:
-                raise DamagedLogError(file, [error.message], 0, hint=error.hint) from error
+                raise DamagedLogError(file, [error.message], 0) from error
+            except FileNotFoundError as error:
+                raise DamagedLogError(file, ["it is not there"], 0) from error
             kept = self._finish(sealing, file, branch, cut, found)
         self._kept[key] = kept
         return kept
@@ -113,20 +115,21 @@ class Cutter:
         return self._folder / f"{key.branch}-{key.number:010d}-{key.start:012d}-{key.end:012d}"
 
 
-def _scanned(file: Spooled, sealing: Sealing, start: int, end: int, context: ScanContext | None) -> Scan:
+def _scanned(file: Spooled, sealing: Sealing | None, start: int, end: int, context: ScanContext | None) -> Scan:
     good = start
 
     def take(transaction: Transaction) -> None:
         nonlocal good
         good = transaction.end
-        sealing.transaction(transaction)
+        if sealing is not None:
+            sealing.transaction(transaction)
 
     with file.path.open("rb") as stream:
         stream.seek(start)
         try:
             return scan(stream, start=start, context=context, stop=end, on_transaction=take)
         except DamagedError as error:
-            raise DamagedLogError(file, error.damages, good, hint=error.hint) from error
+            raise DamagedLogError(file, error.damages, good) from error
 
 
 def _size(folder: Path) -> int:

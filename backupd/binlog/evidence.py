@@ -111,6 +111,8 @@ def head_of(path: Path) -> Head | None:
             _at, kind, _server, length, _next, _flags = _HEADER.unpack(raw)
             if not first and kind not in (_PREVIOUS_GTIDS, _GTID_LIST, _START_ENCRYPTION):
                 return Head(size, gtids)
+            if length < _HEADER.size:
+                return None  # damaged
             body = file.read(length - _HEADER.size)
             if len(body) < length - _HEADER.size:
                 return None
@@ -124,7 +126,7 @@ def head_of(path: Path) -> Head | None:
 
 
 def _gtid_list(body: bytes) -> tuple[str, ...]:
-    count = int.from_bytes(body[:4], "little") & _LIST_COUNT
+    count = min(int.from_bytes(body[:4], "little") & _LIST_COUNT, (len(body) - 4) // 16)
     return tuple("{}-{}-{}".format(*struct.unpack_from("<IIQ", body, 4 + 16 * place)) for place in range(count))
 
 

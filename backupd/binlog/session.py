@@ -14,6 +14,7 @@ from typing import BinaryIO, Self
 
 from backupd.binlog.approach import Start
 from backupd.binlog.evidence import Comparison, ending_of, head_of
+from backupd.binlog.readable import DamagedCopyError
 from backupd.binlog.spool import Spool, Spooled, number_of
 from backupd.engine.binlogtool import BinlogTool, EndKind, end_kind
 from backupd.engine.client import Connection
@@ -106,14 +107,16 @@ def fetch(tool: BinlogTool, connection: Connection, spool: Spool, name: str, *, 
 
 class Session:
     """Copies from ``start`` on. ``written``: how far the server had written the first file right before, None where it
-    had begun another one since. ``is_whole``: asks the server whether a file has just this size and a successor.
+    had begun another one since. ``is_whole``: asks the server whether a file has just this size and a successor;
+    ``follows``: whether it has nothing between two files, which are not neighbours by their numbers.
 
     ``tick`` moves what came into the spool. ``end`` is set when the program has ended. ``diverged``: how much of the
     first file is the same as what is here, once it is certain that the rest is not; nothing was taken then.
     """
 
     def __init__(self, spool: Spool, tool: BinlogTool, connection: Connection, start: Start, *, connection_id: int,
-                 written: int | None, is_whole: Callable[[int, int], bool]) -> None:
+                 written: int | None, is_whole: Callable[[int, int], bool],
+                 follows: Callable[[int, int], bool] = lambda _number, _following: True) -> None:
         self.start = start
         self.end: End | None = None
         self.diverged: int | None = None
@@ -124,6 +127,7 @@ class Session:
         self._spool = spool
         self._written = written
         self._is_whole = is_whole
+        self._follows = follows
         self._tool = tool
         self._connection = connection
         self._id = connection_id
@@ -173,8 +177,18 @@ class Session:
         found = sorted((number, path) for path in self._spool.incoming.iterdir()
                        if (number := number_of(path.name, branch.basename)))
         for place, (number, path) in enumerate(found):
+            self._expect(number, path)
             if not self._take(branch, number, path, finished=place + 1 < len(found)):
                 break
+
+    def _expect(self, number: int, path: Path) -> None:
+        """The program names files as it is told from the other side: a name that was altered on its way would make one
+        file another. Raises DamagedCopyError."""
+        before = self.current
+        right = number == self.start.number if before is None else number in (before.number, before.number + 1)
+        if not right and (before is None or number < before.number or not self._follows(before.number, number)):
+            due = self.start.name if before is None else f"the file after {before.name}"
+            raise DamagedCopyError(path.name, self._connection.address, f"it came where {due} was due")
 
     def _take(self, branch: Branch, number: int, path: Path, *, finished: bool) -> bool:
         """Move it into the spool. False: not yet, or never."""

@@ -12,8 +12,12 @@ A file comes into ``branches`` by a rename, after it was shown to go on from wha
 writing to it there. So it grows, and its end may be half an event. It counts as ended when its successor comes or its
 branch is over; it is on the disk then (fsync). Whatever happens in between, the next start finds one of the two states.
 
-``files`` and ``branches`` may be asked from any thread; what changes the spool belongs to the stream, and ``remove`` to
-the archive.
+What lies here may be damaged: by a power cut (the copying program waits for no disk), a flipped bit, or on its way
+from the server. The archive finds that when it scans, and says so (``doubt``); the stream fetches the file again
+(``mending``). Only what it finds then is a verdict; it lasts as long as the process, and is found again by the next.
+
+``files`` and ``branches`` may be asked from any thread; what changes the spool belongs to the stream, ``remove`` and
+``doubt`` to the archive.
 """
 
 from __future__ import annotations
@@ -56,6 +60,18 @@ class Spooled:
     ended: Ending | None
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A file that cannot be read behind ``good``, the end of its last whole transaction (0: of none). ``why``: in
+    words. ``verdict``: why no new copy of it can mend that, "" as long as one may."""
+
+    branch: str
+    number: int
+    good: int
+    why: str
+    verdict: str = ""
+
+
 class Spool:
     """Raises RefusedError where the folder is not usable, DamagedError where its state cannot be read."""
 
@@ -64,6 +80,7 @@ class Spool:
         self.incoming = folder / _INCOMING
         self._guard = threading.RLock()
         self._state: State | None = None
+        self._doubts: dict[tuple[str, int], Doubt] = {}
 
     # --- for everybody
 
@@ -111,6 +128,35 @@ class Spool:
                 raise RefusedError(f"{file.name} is still being written: it cannot leave the spool")
             self._save(files=tuple(replace(entry, removed=True) if entry is found else entry for entry in entries))
             self._sweep()
+
+    # --- what cannot be read
+
+    def doubt(self, file: Spooled, good: int, why: str) -> Doubt:
+        """The file cannot be read behind ``good``: it is to be fetched again, unless that was done with this result."""
+        with self._guard:
+            known = self._doubts.get((file.branch, file.number))
+            if known is None or not known.verdict or known.good != good:
+                known = self._doubts[file.branch, file.number] = Doubt(file.branch, file.number, good, why)
+            return known
+
+    def doubted(self, file: Spooled) -> Doubt | None:
+        """What is said against a file; None for one that was not found to be damaged, or was mended."""
+        with self._guard:
+            return self._doubts.get((file.branch, file.number))
+
+    def doubts(self) -> tuple[Doubt, ...]:
+        """Those that a new copy may still mend, in log order."""
+        with self._guard:
+            found = (self._doubts.get((entry.branch, entry.number)) for entry in self._now().files)
+            return tuple(one for one in found if one is not None and not one.verdict)
+
+    def judge(self, doubt: Doubt, verdict: str = "") -> None:
+        """``verdict``: why the damage stays; "" for what was mended."""
+        with self._guard:
+            if verdict:
+                self._doubts[doubt.branch, doubt.number] = replace(doubt, verdict=verdict)
+            else:
+                self._doubts.pop((doubt.branch, doubt.number), None)
 
     # --- for the stream
 
@@ -208,10 +254,25 @@ class Spool:
             return replace(file, size=size, ended=ending)
 
     def cut(self, file: Spooled, end: int) -> Spooled:
-        """Throw away what is behind ``end``: half a transaction that its server never finished."""
+        """Throw away what is behind ``end``: half a transaction that its server never finished, or what is damaged. A
+        file that had ended may be written to again."""
         with self._guard:
             os.truncate(file.path, end)
-            return replace(file, size=end)
+            if file.ended is not None:
+                self._save(files=tuple(
+                    replace(entry, ended=None, size=0, fingerprint=None)
+                    if (entry.branch, entry.number) == (file.branch, file.number) else entry
+                    for entry in self._now().files))
+            return replace(file, size=end, ended=None)
+
+    def renew(self, file: Spooled, fresh: Path, ending: Ending) -> Spooled:
+        """``fresh`` takes the place of a file that has ended. It is on the disk afterwards."""
+        with self._guard:
+            fresh.chmod(0o600)
+            with fresh.open("rb") as opened:
+                os.fsync(opened.fileno())
+            fresh.replace(file.path)
+            return self.end(file, ending)
 
     def note(self, seen: Seen) -> None:
         """Remember what the server looked like when all was well."""
@@ -294,7 +355,7 @@ class Spool:
         for place, entry in enumerate(found[:-1]):
             if entry.ended is None:
                 path = self._path(entry.branch, entry.name)
-                size = path.stat().st_size
+                size = self.sync(self._spooled(entry))
                 same_branch = found[place + 1].branch == entry.branch
                 found[place] = replace(entry, ended=ending_of(path, size) if same_branch else Ending.CUT, size=size,
                                        fingerprint=fingerprint_of(path, entry.branch, entry.number, size))

@@ -70,6 +70,8 @@ class StreamEventKind(StrEnum):
     RESUMED = "resumed"
     BRANCH = "branch"
     """A branch began; ``branch`` tells why."""
+    MENDED = "mended"
+    """A file of the spool was damaged, and its server had it whole."""
     GAP = "gap"
     """Binary logs are missing for ever; ``gap`` tells which."""
     PURGE_ALARM = "purge-alarm"

@@ -18,9 +18,11 @@ from pathlib import Path
 
 from backupd.binlog.approach import Approach, Start
 from backupd.binlog.evidence import first_moment
+from backupd.binlog.mending import Mender
 from backupd.binlog.purge import PurgeAlarm, purge_alarm
+from backupd.binlog.readable import DamagedCopyError
 from backupd.binlog.session import End, Session, fetch
-from backupd.binlog.spool import Spool
+from backupd.binlog.spool import Doubt, Spool
 from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.watch import Watch
 from backupd.engine.binlogsource import BinlogSource, SourceState, UnloggedError
@@ -34,6 +36,7 @@ from backupd.model.errors import (
     DamagedError,
     RefusedError,
     ServerError,
+    StreamError,
     ToolError,
     ToolMissingError,
 )
@@ -114,6 +117,9 @@ class Streamer:
         self._purge_due = 0.0
         self._pause = pace.first
         self._torn: tuple[tuple[str, int, int], bool] | None = None
+        self._mender = Mender(server, source, spool, fetch=self._fetch, look=self._approach.look, clock=clock,
+                              tell=on_event)
+        self._mend_pause, self._mend_due = pace.first, 0.0
         self._lives = 0
         self._alarm: PurgeAlarm | None = None
 
@@ -147,7 +153,7 @@ class Streamer:
             return self._full() if self._is_full() else self._life(stop)
         except CancelledError:
             return 0
-        except (ServerError, ToolError) as error:
+        except (ServerError, ToolError, StreamError) as error:
             if isinstance(error, ToolMissingError) or (isinstance(error, ServerError) and is_denied(error)):
                 return self._failed(error)
             return self._lost(error.message, error.detail, error.hint, away=isinstance(error, ServerError))
@@ -167,6 +173,7 @@ class Streamer:
     def _life(self, stop: threading.Event) -> float:
         state = self._approach.look()
         self._id = connection_id(self._server, self._installation, self._source.connected_ids() - {self._id})
+        self._mend_newest()
         start = self._past_torn(state) or self._approach.where(state)
         self._lives += 1
         written = state.position.pos if state.position.file == start.name else None
@@ -175,14 +182,17 @@ class Streamer:
         had = (start.kept.number, start.kept.size) if start.kept else (0, 0)
         begun = time.monotonic()
         with Session(self._spool, self._tool, self._source.connection, start, connection_id=self._id,
-                     written=written, is_whole=self._approach.is_whole) as session:
+                     written=written, is_whole=self._approach.is_whole, follows=self._approach.follows) as session:
             watch = Watch(state, poll=self._pace.poll, stall=self._pace.stall, clock=self._clock)
             why = self._follow(session, watch, stop)
             if session.current is not None:  # how it was last is what it is compared with when it is back
                 self._spool.note(watch.seen)
         if session.diverged is not None:
-            self._approach.differs(start, session.diverged)
-            return 0
+            self._differs(start, session.diverged)
+            return self._backoff(away=False)
+        if session.current is not None and self._is_mending_due():
+            self._mend_others()
+            return self._backoff(away=False)
         if session.received > had or time.monotonic() - begun > self._pace.most:
             self._pause = self._pace.first
         if session.end is not None:
@@ -205,8 +215,48 @@ class Streamer:
                     return why
             if watch.is_room_due() and self._is_full():
                 return ""
+            if session.current is not None and self._is_mending_due():
+                return ""
             stop.wait(self._pace.tick)
         return ""
+
+    # --- damage in the spool, or on the way
+
+    def _is_mending_due(self) -> bool:
+        return time.monotonic() >= self._mend_due and bool(self._spool.doubts())
+
+    def _mend_newest(self) -> None:
+        """The newest file is what the server's is compared with: it comes first."""
+        newest = self._spool.newest()
+        for doubt in self._spool.doubts():
+            if newest is not None and (doubt.branch, doubt.number) == (newest.branch, newest.number):
+                self._mend(doubt)
+
+    def _mend_others(self) -> None:
+        """Right after the server's history was seen to go on from what is here."""
+        newest = self._spool.newest()
+        for doubt in self._spool.doubts():
+            if newest is None or (doubt.branch, doubt.number) != (newest.branch, newest.number):
+                self._mend(doubt)
+
+    def _mend(self, doubt: Doubt) -> None:
+        self._mend_due = time.monotonic() + self._mend_pause
+        self._mend_pause = min(self._mend_pause * 2, self._pace.most)
+        self._mender.mend(doubt)
+        self._mend_pause, self._mend_due = self._pace.first, 0.0
+
+    def _differs(self, start: Start, equal: int) -> None:
+        """Of a damaged copy nothing is believed. Where the server's own file is damaged, the stream goes on behind it.
+        """
+        try:
+            self._approach.differs(start, equal)
+        except DamagedCopyError as error:
+            newest = self._spool.newest()
+            if newest is None or not (why := self._mender.damaged_there(start.name)):
+                raise
+            self._torn = ((newest.branch, newest.number, newest.size), True)
+            raise DamagedCopyError(start.name, self._source.address, f"{why}: the stream goes on with the file after "
+                                   "it as soon as the server begins one") from error
 
     def _poll(self, session: Session, watch: Watch) -> str:
         """Ask the server where it stands. Gives why the connection cannot go on, "" when it can."""

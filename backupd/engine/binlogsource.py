@@ -7,8 +7,10 @@ gets (its manual), so a listed size is only an upper bound; the position where t
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -23,6 +25,8 @@ from backupd.model.server import Flavour, Position, Version
 _NO_BINARY_LOG = 1381
 _NO_SUCH_FILE = 1220
 _ANSWER_SECONDS = 10.0
+_NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, AssertionError, OverflowError, struct.error)
+"""What reading an answer ends with that was altered on its way."""
 _DURABLE = ("Innodb_lsn_flushed", "Innodb_redo_log_flushed_to_disk_lsn")
 """MariaDB and Percona Server; MySQL from 8.0.30 on."""
 
@@ -87,9 +91,20 @@ class BinlogSource:
     def address(self) -> str:
         return self.connection.address
 
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Session]:
+        """An answer that was altered on its way may be no answer at all."""
+        try:
+            with self.connection.connect() as session:
+                yield session
+        except _NO_ANSWER as error:
+            raise ServerError(f"what {self.address} answers makes no sense", detail=f"{type(error).__name__}: {error}",
+                              hint="is that a database server, and the network to it sound? It is asked again"
+                              ) from error
+
     def look(self, *, files: bool = True) -> SourceState:
         """Everything at once. Without ``files`` no logs are listed: with thousands of them that takes a server time."""
-        with self.connection.connect() as session:
+        with self._session() as session:
             # The clock first: what is true of this moment is true of the position that is read after it.
             server_time = _moment(session.scalar("SELECT UTC_TIMESTAMP(6)"))
             variables = _variables(session)
@@ -113,21 +128,21 @@ class BinlogSource:
         It tells what older files held. What came with the data of a MySQL server that was made from a backup is in no
         file, but in gtid_purged, with what files held that are gone: all of it was executed before every file there is.
         """
-        with self.connection.connect() as session:
+        with self._session() as session:
             told = _previous_gtids(session, name)
             purged = session.records("SHOW GLOBAL VARIABLES LIKE 'gtid_purged'") if told is not None else []
             return plus(told or "", re.sub(r"\s+", "", str(purged[0]["Value"])), mariadb=False) if purged else told
 
     def expiry(self) -> Expiry:
         """What makes the server remove logs by itself."""
-        with self.connection.connect() as session:
+        with self._session() as session:
             return _expiry({str(name).lower(): str(value) for name, value in session.query(
                 "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('binlog_expire_logs_seconds', 'expire_logs_days',"
                 " 'binlog_expire_logs_auto_purge', 'max_binlog_total_size', 'binlog_space_limit')")})
 
     def connected_ids(self) -> frozenset[int]:
         """Server ids of the replicas that are connected now, and the server's own."""
-        with self.connection.connect() as session:
+        with self._session() as session:
             dialect = read_dialect(session)
             taken = {int(session.scalar("SELECT @@GLOBAL.server_id"))}
             try:

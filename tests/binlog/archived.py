@@ -231,6 +231,11 @@ class House:
         with self.archiver(**settings) as archiver:
             return archiver.step(self.clock.move(seconds))
 
+    def judge(self, verdict: str) -> None:
+        """The stream has fetched again what is damaged."""
+        for doubt in self.spool.doubts():
+            self.spool.judge(doubt, verdict)
+
     def settle(self) -> None:
         """Step until nothing more happens."""
         with self.archiver() as archiver:

@@ -187,11 +187,13 @@ def named_missing(gaps: tuple[Gap, ...], branch: Branch) -> set[int]:
 
 
 class Proxy:
-    """Forwards TCP connections to ``target`` (a port of this host), until it is told to hang or to cut."""
+    """Forwards TCP connections to ``target`` (a port of this host), until it is told to hang or to cut. ``alters``:
+    what becomes of what the server sends."""
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.hangs = threading.Event()
+        self.alters: Callable[[bytes], bytes] | None = None
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._socket.settimeout(0.1)
         self.port: int = self._socket.getsockname()[1]
@@ -241,15 +243,15 @@ class Proxy:
                 client.close()
                 continue
             self._ends += [client, server]
-            self._start(self._forward, client, server)
-            self._start(self._forward, server, client)
+            self._start(self._forward, client, server, False)
+            self._start(self._forward, server, client, True)
 
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, from_server: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 while self.hangs.is_set() and not self._stop.is_set():
                     time.sleep(0.02)
-                target.sendall(data)
+                target.sendall(self.alters(data) if self.alters is not None and from_server else data)
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -350,7 +350,12 @@ def test_a_damaged_file_is_kept_as_far_as_it_can_be_read_and_the_gap_is_named(ho
     house.end(replace(logs[0], data=bytes(data)))
     house.end(logs[1])
     first = house.step()
-    assert "damaged" in str(first.trouble[""]) or "wrong" in str(first.trouble[""])
+    assert "it is fetched from its server again" in first.trouble[""]
+    again = house.step(1)
+    assert "is not archived yet" in again.trouble[""]
+    assert (again.stored, house.books.gaps) == ((), [])  # as long as the server may have it whole
+    house.judge("the server no longer has the file")
+    house.step(1)
     house.settle()
     assert house.keys("one") == [house.key(logs[0], 0, good), house.key(logs[1])]
     kept = house.books.segments["one", house.key(logs[0], 0, good)]
@@ -361,7 +366,33 @@ def test_a_damaged_file_is_kept_as_far_as_it_can_be_read_and_the_gap_is_named(ho
     assert (gap.after.file, gap.after.pos) == (logs[0].name, good)
     assert gap.before is not None
     assert (gap.before.file, gap.before.pos) == (logs[1].name, 4)
+    assert "the server no longer has the file" in gap.reason
     assert not house.spool.files()
+
+
+@pytest.mark.parametrize("harm", ["flip", "zeros", "truncation"])
+def test_a_file_that_was_damaged_in_the_spool_is_archived_when_it_was_fetched_again(house: House, tmp_path: Path,
+                                                                                    harm: str) -> None:
+    logs = real_logs()
+    for log in logs[:2]:
+        house.end(log)
+    file = house.spool.files()[0]
+    data = bytearray(logs[0].data)
+    place = logs[0].cuts[1] + 40
+    if harm == "flip":
+        data[place] ^= 1
+    else:
+        data[place:] = bytes(len(data) - place) if harm == "zeros" else b""
+    file.path.write_bytes(data)
+    assert "damaged" in house.step().trouble[""]
+    (doubt,) = house.spool.doubts()
+    fresh = tmp_path / "fresh"
+    fresh.write_bytes(logs[0].data)
+    house.spool.renew(file, fresh, logs[0].ending)
+    house.spool.judge(doubt)
+    house.settle()
+    house.check("one", logs[:2])
+    assert house.books.gaps == []
 
 
 def test_a_file_of_which_nothing_can_be_read_leaves_when_its_gap_was_told(house: House) -> None:
@@ -373,6 +404,7 @@ def test_a_file_of_which_nothing_can_be_read_leaves_when_its_gap_was_told(house:
     house.books.broken = True
     for _ in range(3):
         house.step(1)
+        house.judge("the server no longer has the file")
     assert len(house.spool.files()) == 2
     house.books.broken = False
     house.settle()

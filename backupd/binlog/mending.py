@@ -1,0 +1,173 @@
+"""Files of the spool that are damaged, fetched from their server again.
+
+What lies here may be damaged although the server has it whole, and so may one copy of it. So a file is damaged *at the
+server* only where two copies, each over a connection of its own, have the same bytes; then, and where the server no
+longer has the file, nothing mends it, and the archive records a gap. Everything else is tried again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from backupd.binlog.continuity import is_whole
+from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, without_flag
+from backupd.binlog.readable import DamagedCopyError, Readable, read
+from backupd.binlog.spool import Doubt, Spool, Spooled
+from backupd.binlog.status import StreamEvent, StreamEventKind
+from backupd.engine.binlogsource import BinlogSource, SourceState
+from backupd.engine.binlogtool import EndKind, end_kind
+from backupd.model.binlog import Ending
+from backupd.model.clock import Clock
+from backupd.model.errors import ToolError
+
+_BLOCK = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What came of a file. ``digest``: of all its bytes; ``torn``: the server itself could not read on."""
+
+    path: Path
+    found: Readable
+    digest: str
+    torn: str = ""
+
+    @property
+    def damage(self) -> str:
+        return self.torn or self.found.damage
+
+
+class Mender:
+    """``fetch`` copies one of the server's files as it is now, over a connection of its own; ``look`` asks the server.
+    """
+
+    def __init__(self, server: str, source: BinlogSource, spool: Spool, *, fetch: Callable[[str], Path],
+                 look: Callable[[], SourceState], clock: Clock, tell: Callable[[StreamEvent], None]) -> None:
+        self._server = server
+        self._source = source
+        self._spool = spool
+        self._fetch = fetch
+        self._look = look
+        self._clock = clock
+        self._tell = tell
+
+    def mend(self, doubt: Doubt) -> None:
+        """Mend a file, or judge that it cannot be. Only while its branch is known to be the server's present one.
+
+        Raises DamagedCopyError where copies differ from each other, ServerError, ToolError, OSError: try again.
+        """
+        newest = self._spool.newest()
+        file = next((one for one in (*self._spool.files(), newest)
+                     if one is not None and (one.branch, one.number) == (doubt.branch, doubt.number)), None)
+        if file is None:
+            self._spool.judge(doubt)
+            return
+        state = self._look()
+        if all(log.name != file.name for log in state.logs):
+            self._spool.judge(doubt, "the server no longer has the file")
+            return
+        first = self._copy(file.name)
+        if not first.damage:
+            self._take(doubt, file, first)
+            return
+        second = self._copy(file.name)  # over a connection of its own, and at another moment
+        if not second.damage:
+            self._take(doubt, file, second)
+        elif self._are_equal(first, second):
+            if file.ended is None:
+                # What comes next is compared with what is here: only what can be read shows that it goes on.
+                self._spool.cut(file, min(doubt.good, second.found.end))
+            still = ("" if file.ended is not None else
+                     "; nothing behind that can be archived before the server begins its next file: run FLUSH BINARY "
+                     "LOGS there, and take a full backup")
+            self._spool.judge(doubt, _at_the_server(second) + still)
+        else:
+            raise DamagedCopyError(file.name, self._source.address, f"{first.damage}; another copy: {second.damage}")
+
+    def damaged_there(self, name: str) -> str:
+        """Why the server's own file is damaged, "" where two copies do not show that. Raises as ``mend``."""
+        first = self._copy(name)
+        second = self._copy(name)
+        return _at_the_server(second) if second.damage and self._are_equal(first, second) else ""
+
+    def _copy(self, name: str) -> _Copy:
+        torn = ""
+        try:
+            path = self._fetch(name)
+        except ToolError as error:
+            path = self._spool.incoming / name
+            if end_kind(error.detail) is not EndKind.TORN or not path.exists():
+                raise
+            torn = "the server itself cannot read it behind that"
+        return _Copy(path, read(path), _digest(path), torn)
+
+    @staticmethod
+    def _are_equal(first: _Copy, second: _Copy) -> bool:
+        """The file may have grown in between."""
+        return (first.found.end == second.found.end and second.found.size >= first.found.size
+                and _digest(second.path, first.found.size) == first.digest)
+
+    def _take(self, doubt: Doubt, file: Spooled, copy: _Copy) -> None:
+        if not self._is_the_same(doubt, file, copy):
+            self._spool.judge(doubt, "the server has another file of this name now")
+            return
+        if file.ended is None:
+            self._spool.cut(file, doubt.good)
+        elif file.branch == self._spool.branches()[-1].id:
+            self._spool.renew(file, copy.path, self._ending(file, copy))
+        else:
+            self._spool.renew(file, copy.path, file.ended)
+        self._spool.judge(doubt)
+        self._tell(StreamEvent(
+            StreamEventKind.MENDED, self._clock(), f"{file.name} of {self._server} was damaged in the spool behind byte"
+            f" {doubt.good}, and was fetched from the server again: nothing is missing", detail=doubt.why))
+
+    def _is_the_same(self, doubt: Doubt, file: Spooled, copy: _Copy) -> bool:
+        """Is it the file that is here? By the bytes that can be read here. Where these are none, a file of the branch
+        before it shows that the branch is the server's; for a branch of the past nothing does."""
+        with file.path.open("rb") as kept, copy.path.open("rb") as fresh:
+            equal = Comparison(kept, fresh).go_on()
+        if equal < doubt.good or (file.ended is not None and copy.found.size < doubt.good):
+            return False
+        if file.branch != self._spool.branches()[-1].id:
+            return doubt.good > 0 and copy.found.size == file.size
+        newest = self._spool.newest()
+        is_newest = newest is not None and file.number == newest.number
+        return doubt.good > 0 or not is_newest or self._has_the_one_before(file)
+
+    def _has_the_one_before(self, file: Spooled) -> bool:
+        marks = [mark for mark in self._spool.fingerprints() if mark.number < file.number]
+        if not marks:
+            return True  # it is the branch's first
+        mark = marks[-1]
+        before = self._spool.branches()[-1].file(mark.number)
+        path = self._fetch(before)
+        if (found := read(path)).damage:
+            raise DamagedCopyError(before, self._source.address, found.damage)
+        return found.size == mark.size and fingerprint_of(path, mark.branch, mark.number, mark.size) == mark
+
+    def _ending(self, file: Spooled, copy: _Copy) -> Ending:
+        told = ending_of(copy.path, copy.found.size)
+        if told is Ending.CUT and is_whole(self._look(), file.number, copy.found.size):
+            return Ending.CRASHED
+        return told
+
+
+def _at_the_server(copy: _Copy) -> str:
+    return f"two copies over two connections are the same, so the file is damaged at the server ({copy.damage})"
+
+
+def _digest(path: Path, size: int | None = None) -> str:
+    """SHA-256 of the first ``size`` bytes of a file, its in-use flag cleared."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        left = path.stat().st_size if size is None else size
+        first = True
+        while left and (data := file.read(min(left, _BLOCK))):
+            left -= len(data)
+            digest.update(without_flag(data) if first else data)
+            first = False
+    return digest.hexdigest()
