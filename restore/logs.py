@@ -25,6 +25,7 @@ from backupd.model.errors import (
 from backupd.model.progress import Progress, Report
 from backupd.model.units import format_size
 from backupd.transfer import segments
+from backupd.transfer.logpieces import holding
 from backupd.transfer.segmentdoc import SegmentHeader
 from backupd.transfer.unseal import Unsealer
 from restore.fetch import default_workers
@@ -153,6 +154,7 @@ class _Job:
         self._lock = Lock()
         self._done = 0
         self._failed = Event()
+        self._named: dict[SegmentKey, str] = {}
         self.warnings: list[str] = []
 
     def bring(self, folder: Path, file: _File) -> Path:
@@ -165,41 +167,62 @@ class _Job:
 
     def _bring(self, folder: Path, file: _File) -> Path:
         path: Path | None = None
+        have = 0
         for key in file.segments:
+            if path is not None and key.end <= have:  # a larger segment that was read instead of another holds it
+                self._note(key, path.name)
+                continue
             if self._failed.is_set() or (self._cancel is not None and self._cancel.is_set()):
                 raise CancelledError("the restore was cancelled while binary logs were fetched",
                                      hint="the same command continues where it stopped")
-            path = self._segment(folder, key)
+            path, have = self._segment(folder, key)
         assert path is not None  # noqa: S101  a file has segments
         end = file.segments[-1].end if file.end is None else file.end
         if path.stat().st_size != end:
             os.truncate(path, end)
         return path
 
-    def _segment(self, folder: Path, key: SegmentKey) -> Path:
+    def _segment(self, folder: Path, key: SegmentKey) -> tuple[Path, int]:
+        """The file, and up to where it holds now what it should: up to the end of ``key`` at least."""
         failures: list[BackupdError] = []
-        name = ""
         for destination in self._destinations:
             try:
-                header = segments.load_header(destination, self._server, key)
-                name = header.segment.file
-                path = folder / _safe(name)
-                if not _holds(path, key, header.segment.sha256):
-                    _shorten(path, key.start)
-                    passed: list[BackupdError] = []
-                    segments.fetch(destination, header, self._unsealer, path, append=key.start > 0,
-                                   instead=self._elsewhere(destination, header, passed))
-                    failures += passed
+                path = self._read(destination, key, folder, failures)
             except (DamagedError, DestinationError, NotFoundError) as error:
                 failures.append(error)
                 continue
             with self._lock:
                 self.warnings += [_line(error) for error in failures]
-                self._done += key.end - key.start
-                self._report(Progress("logs", self._done, self._total, note=name))
-            return path
-        raise _unreadable(name or f"file {key.number}", key, failures)
+            self._note(key, path.name)
+            return path, key.end
+        # Its file has ended since this was planned, say: the stream stores it whole then, and takes its pieces away.
+        for destination in self._destinations:
+            try:
+                for larger in holding(destination, self._server, key):
+                    path = self._read(destination, larger, folder, failures)
+                    self._note(key, path.name)
+                    return path, larger.end
+            except (DamagedError, DestinationError, NotFoundError) as error:
+                failures.append(error)
+        raise _unreadable(self._named.get(key) or f"file {key.number}", key, failures)
 
+    def _read(self, destination: Destination, key: SegmentKey, folder: Path, failures: list[BackupdError]) -> Path:
+        """Bring one segment from ``destination``, and parts that it lacks from elsewhere."""
+        header = segments.load_header(destination, self._server, key)
+        self._named[key] = header.segment.file
+        path = folder / _safe(header.segment.file)
+        if not _holds(path, key, header.segment.sha256):
+            _shorten(path, key.start)
+            passed: list[BackupdError] = []
+            segments.fetch(destination, header, self._unsealer, path, append=key.start > 0,
+                           instead=self._elsewhere(destination, header, passed))
+            failures += passed
+        return path
+
+    def _note(self, key: SegmentKey, name: str) -> None:
+        with self._lock:
+            self._done += key.end - key.start
+            self._report(Progress("logs", self._done, self._total, note=name))
 
     def _elsewhere(self, destination: Destination, header: SegmentHeader, passed: list[BackupdError]
                    ) -> segments.Instead:
@@ -255,9 +278,8 @@ def _shorten(path: Path, size: int) -> None:
 def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) -> BackupdError:
     places = f"nothing after {name}:{key.start} can be replayed; the archive goes on at {name}:{key.end}"
     message = f"bytes {key.start} to {key.end} of binary log {name} cannot be read from any destination"
-    before = (f"restore to a place before: --to {name}:{key.start}@{key.branch}" if key.start
-              else f"restore to a place before {name}")
-    hint = f"{before}, or bring the segment back from elsewhere; `backupd verify` looks at all of them"
+    hint = ("repeat the command: it makes a new plan out of what is there now. `backupd verify` looks at every copy, "
+            "and one that lies elsewhere can be put back to its destination")
     lines = [line for error in failures for line in (
         error.damages if isinstance(error, DamagedError) else [_line(error)])]
     if any(isinstance(error, ArchivedError) for error in failures):

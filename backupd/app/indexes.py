@@ -9,6 +9,7 @@ from backupd.app.wiring import Wiring
 from backupd.model.binlog import SegmentRecord, Transaction
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, NotFoundError, StreamError
 from backupd.transfer import segments
+from backupd.transfer.logpieces import holding
 from backupd.transfer.unseal import Unsealer
 
 _KEPT = 4
@@ -74,6 +75,27 @@ class Indexes:
                 failures.append(error)
             else:
                 return
+        yield from self._read_larger(record, self._unsealer, given, failures)
+
+    def _read_larger(self, record: SegmentRecord, unsealer: Unsealer, given: int, failures: list[BackupdError]
+                     ) -> Iterator[Transaction]:
+        """Out of the segment that has replaced this one since the catalog was asked; ``given``: how many not to give
+        again. Raises for what was to be read where there is none."""
+        server, key = record.segment.server, record.key
+        for name in self.places(record):
+            try:
+                destination = self._wiring.destination(name)
+                for larger in holding(destination, server, key):
+                    header = segments.load_header(destination, server, larger)
+                    within = (one for one in segments.read_index(destination, header, unsealer)
+                              if key.start <= one.start and one.end <= key.end)
+                    for number, transaction in enumerate(within):
+                        if number >= given:
+                            given += 1
+                            yield transaction
+                    return
+            except (DamagedError, DestinationError, NotFoundError, StreamError) as error:
+                failures.append(error)
         raise _unreadable(record, failures)
 
 

@@ -23,6 +23,13 @@ def replaced_pieces(target: Destination, server: str, key: SegmentKey) -> tuple[
     return tuple(other for other in segments.of_file(target, server, key.branch, key.number) if _holds(key, other))
 
 
+def holding(target: Destination, server: str, key: SegmentKey) -> tuple[SegmentKey, ...]:
+    """The larger segments at ``target`` that hold what ``key`` did, smallest first: a plan that was made before its
+    pieces were replaced finds the same bytes there. Whoever stored them has compared both."""
+    found = (other for other in segments.of_file(target, server, key.branch, key.number) if _holds(other, key))
+    return tuple(sorted(found, key=lambda other: (other.end - other.start, other)))
+
+
 def drop_pieces(target: Destination, server: str, keys: Sequence[SegmentKey], *, now: datetime
                 ) -> tuple[SegmentKey, ...]:
     """Remove pieces; those that are gone. None while a restore reads logs of the server there, and not those that the

@@ -11,6 +11,7 @@ from backupd.model.errors import CancelledError, DamagedError, KeyUnusableError,
 from backupd.model.progress import silent
 from backupd.model.server import Position
 from backupd.transfer import segmentseal
+from backupd.transfer.logpieces import drop_pieces
 from backupd.transfer.unseal import Unsealer
 from restore.logs import COPIES, fetch_logs, refuse_no_room_for
 from storage import layout
@@ -113,6 +114,36 @@ def test_each_part_is_taken_from_the_first_place_that_has_it(
         fetch_logs(SERVER, spec([stored]), places, unsealer, tmp_path / "fresh", report=silent)
     assert rotten.name in "".join(bad.value.damages)
     assert not list((tmp_path / "fresh").rglob("bin.*"))
+
+
+def test_pieces_that_were_replaced_since_the_plan_was_made_are_read_out_of_what_holds_them_now(
+        places: tuple[FilesystemDestination, FilesystemDestination], stored: list[Segment], keys: Keys, tmp_path: Path,
+) -> None:
+    planned = spec(stored)
+    for pieces, end, ending in ((stored[1:2], 2000, Ending.OPEN), (stored[2:], SIZE, Ending.ROTATED)):
+        larger = segment(2, 0, end, ending, (), before="0-1-5", after="0-1-9")
+        shelve(larger, (), places, keys, tmp_path)
+        for place in places:
+            assert drop_pieces(place, SERVER, [one.key for one in pieces], now=BASE) == tuple(
+                one.key for one in pieces)
+        folder = tmp_path / f"logs{end}"
+        logs = fetch_logs(SERVER, planned, places, Unsealer(keys.secret_home), folder, report=silent)
+        ((_first, second),) = logs.legs
+        assert second.read_bytes() == content(2, 2500)
+        again = fetch_logs(SERVER, planned, places, Unsealer(keys.secret_home), folder, report=silent)
+        assert again.legs == logs.legs
+        assert second.read_bytes() == content(2, 2500)
+
+
+def test_what_is_nowhere_is_named_and_no_older_place_is_advised(
+        places: tuple[FilesystemDestination, FilesystemDestination], stored: list[Segment], keys: Keys, tmp_path: Path,
+) -> None:
+    for place in places:
+        drop_pieces(place, SERVER, [stored[2].key], now=BASE)
+    with pytest.raises(DamagedError, match="bytes 1000 to 3000 of binary log") as lost:
+        fetch_logs(SERVER, spec(stored), places, Unsealer(keys.secret_home), tmp_path / "logs", report=silent)
+    assert "repeat the command" in lost.value.hint
+    assert "restore to a place before" not in lost.value.hint
 
 
 def test_logs_that_do_not_follow_each_other_are_refused_before_anything_is_read(
