@@ -158,8 +158,10 @@ class Histories:
     def _was_there_before(self, branch: Branch, place: Place, backup: BackupRecord) -> bool:
         """Was a backup that is older than the first look at its branch taken of these very files?
 
-        It was when they held transactions already as it began, or when they begin with exactly what it had executed;
-        else they may be younger ones of the same names.
+        It was when they held transactions already as it began, or when they begin with exactly what it had executed.
+        Where its file was begun while it ran, its GTIDs lie between those at the beginning of the files and at their
+        end, and the files held transactions already when it ended: after a RESET these numbers would be given again
+        only later. Else they may be younger ones of the same names.
         """
         if branch is not self.branches[0] and backup.server_uuid != branch.server_uuid:
             return False
@@ -168,8 +170,14 @@ class Histories:
             return False
         if run.first_at is not None and run.first_at <= backup.started_at:
             return True
-        at_its_beginning = place[0] == run.first_number and bool(backup.position.gtid)
-        return at_its_beginning and same_state(backup.position.gtid, run.gtids_before)
+        gtids = backup.position.gtid
+        if not gtids:
+            return False
+        if place[0] == run.first_number and same_state(gtids, run.gtids_before):
+            return True
+        in_time = run.first_at is not None and run.first_at <= backup.finished_at
+        return (in_time and bool(run.gtids_before) and executed(gtids, run.gtids_before)
+                and executed(run.gtids_after, gtids))
 
 
 def branch_of(backup: BackupRecord, branches: Iterable[Branch], runs: Iterable[Run]) -> Branch | None:

@@ -1,0 +1,89 @@
+"""A server whose binary log rotates while it is backed up, and while a restore is planned."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import restore.replaying
+from backupd.app.foreground import Foreground
+from backupd.engine.binlogscan import scan
+from backupd.model.access import Actor, Role, Via
+from backupd.model.clock import format_time
+from backupd.model.progress import silent
+from restore.logs import fetch_logs
+from tests.e2e.archived import wired
+from tests.e2e.house import SERVER, House
+from tests.e2e.service import ONCE_A_YEAR
+from tests.support.mariadb import PrivateServer
+from tests.support.sample import checksum_everything
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
+
+POLICY = ONCE_A_YEAR + "binlog: {stream: true, checkpoint: 1s}\n"
+
+
+def write(house: House, what: str) -> None:
+    house.server.execute(f"INSERT INTO shop.order_log (order_id, what) VALUES (1, '{what}')")
+
+
+def archive(house: House) -> None:
+    assert house.run("run-stream", SERVER, "--once").code == 0
+
+
+def test_a_log_that_rotates_during_the_first_backup_and_under_a_plan_is_replayed_to_its_end(
+        own_house: House, short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, server = own_house, own_house.server
+    (house.base / "policies" / "gold.yaml").write_text(POLICY)
+    stop = threading.Event()
+
+    def rotate() -> None:
+        while not stop.wait(0.05):
+            write(house, "during the backup")
+            server.execute("FLUSH BINARY LOGS")
+            write(house, "and in the next file")
+
+    busy = threading.Thread(target=rotate)
+    busy.start()
+    try:
+        record = house.backup()
+    finally:
+        stop.set()
+        busy.join()
+    with (server.datadir / record["position"]["file"]).open("rb") as log:
+        begun = scan(log).first_event_at
+    assert record["started_at"] < format_time(begun), "its file was not begun during the backup: nothing was tried"
+    write(house, "after it")
+    archive(house)  # README's order: the stream begins after the backup
+    for number in range(2):
+        write(house, f"piece {number}")
+        archive(house)
+    with server.connect() as connection:
+        wanted = checksum_everything(connection)
+    assert house.ok("timeline", SERVER)["latest"] > record["finished_at"]
+
+    def replaced_first(*args: object, **more: object) -> object:
+        """Between the plan and its logs: the file ends, is stored whole, and its pieces go."""
+        write(house, "not planned")
+        server.execute("FLUSH BINARY LOGS")
+        archive(house)
+        assert len(pieces(house)) < len(before)
+        return fetch_logs(*args, **more)  # type: ignore[arg-type]  # as it was called
+
+    before = pieces(house)
+    monkeypatch.setattr(restore.replaying, "fetch_logs", replaced_first)
+    for name, value in house.environment().items():
+        monkeypatch.setenv(name, value)
+    with wired(house) as wiring:
+        Foreground(wiring, Actor("test", Role.ADMIN, Via.CLI)).restore(SERVER, "latest", short_tmp / "d", False, silent)
+    with PrivateServer(datadir=short_tmp / "d") as restored, restored.connect() as connection:
+        assert checksum_everything(connection) == wanted
+
+
+def pieces(house: House) -> list[Path]:
+    """Segments of files that were still growing."""
+    return [path for path in (house.repository / "binlogs").rglob("segment.json") if '"ending":"open"' in
+            path.read_text()]
