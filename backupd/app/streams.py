@@ -131,7 +131,8 @@ class StreamRun:
             streamer = Streamer(
                 name, source, tool, self._spool, installation=wiring.identity_key().hex(), wanted=wanted,
                 max_spool_bytes=self._policy.max_spool, clock=wiring.clock,
-                on_event=lambda event: self._heard(event, report), archived_to=archiver.archived_to)
+                on_event=lambda event: self._heard(event, report), archived_to=archiver.archived_to,
+                programs=wiring.settings.spool)
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
             say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
             thread.start()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.engine.binlogtool import binlog_tool
+from backupd.engine.binlogsource import BinlogSource
+from backupd.engine.binlogtool import BinlogTool, binlog_tool, connection_id
 from backupd.engine.client import Session
+from backupd.engine.holdback import HoldsBackError, tried
 from backupd.engine.probe import read_dialect
 from backupd.engine.risks import kept_for
 from backupd.engine.toolset import NO_PATHS
@@ -32,17 +36,17 @@ class Streaming:
 
 
 def examine_binary_log(session: Session, info: ServerInfo, streaming: Streaming, *,
-                       programs: Mapping[str, str] = NO_PATHS) -> Iterator[Finding]:
-    """For a server whose binary log is streamed. ``programs``: paths of tools that are not searched."""
+                       programs: Mapping[str, str] = NO_PATHS, spool: Path | None = None) -> Iterator[Finding]:
+    """For a server whose binary log is streamed. ``programs``: paths of tools that are not searched; ``spool``: where
+    the one that copies is tried, None: it is not."""
     if not info.log_bin:
         yield error(SUBJECT, "the policy streams the binary log, and this server writes none (log_bin is off)",
                     "set log_bin (and server_id) in the server's option file and restart it, or take binlog: out of "
                     "the policy")
         return
     try:
-        tool = binlog_tool(info.flavour, paths=programs).tool
-        yield fine(SUBJECT, f"{tool.name} {tool.version} at {tool.path} copies the binary log")
-    except ToolError as problem:
+        yield _copies(session, binlog_tool(info.flavour, paths=programs), spool)
+    except (ServerError, ToolError) as problem:
         yield from_error(SUBJECT, problem)
     problems = [*_expiry(info.variables, streaming.fulls), *_engines(info.engines)]
     try:
@@ -51,6 +55,26 @@ def examine_binary_log(session: Session, info: ServerInfo, streaming: Streaming,
     except ServerError as problem:
         problems.append(from_error(SUBJECT, problem))
     yield from problems
+
+
+def _copies(session: Session, program: BinlogTool, spool: Path | None) -> Finding:
+    """Raises ServerError, ToolError; HoldsBackError where it keeps what the server has sent."""
+    tool = program.tool
+    named = f"{tool.name} {tool.version} at {tool.path}"
+    if spool is None:
+        return fine(SUBJECT, f"{named} copies the binary log (not probed)")
+    position = BinlogSource(session.connection).look(files=False).position
+    try:
+        trial = tried(program, session.connection, position, spool,
+                      connection_id("check", secrets.token_hex(8)))
+    except OSError as problem:
+        return warning(SUBJECT, f"{named}: not probed, since {spool} cannot be written ({problem.strerror})")
+    if trial.holds:
+        raise HoldsBackError(tool)
+    if trial.holds is None:
+        return warning(SUBJECT, f"{named} was to copy the end of the binary log, and did not: {trial.said}",
+                       "grant REPLICATION SLAVE ON *.* to the account, and see that the server is reached from here")
+    return fine(SUBJECT, f"{named} copies the binary log, and holds nothing back")
 
 
 def _expiry(variables: Mapping[str, str], fulls: timedelta | None) -> Iterator[Finding]:

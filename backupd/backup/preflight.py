@@ -108,7 +108,8 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
                 found += examine_sight(session, probed.info, grants, spec.logical)
             found += _rolled_forward(spec, probed.info)
             if spec.streaming is not None:
-                found += examine_binary_log(session, probed.info, spec.streaming, programs=spec.programs)
+                found += examine_binary_log(session, probed.info, spec.streaming, programs=spec.programs,
+                                            spool=spec.spool)
     except ServerError as problem:
         found.append(from_error("server", problem))
         return None

@@ -28,6 +28,7 @@ from backupd.binlog.watch import Watch
 from backupd.engine.binlogsource import BinlogSource, SourceState, UnloggedError
 from backupd.engine.binlogtool import BinlogTool, EndKind, connection_id
 from backupd.engine.client import is_denied
+from backupd.engine.holdback import HoldsBackError, tried
 from backupd.model.clock import Clock
 from backupd.model.errors import (
     BackupdError,
@@ -45,6 +46,7 @@ from backupd.model.server import Position
 ArchivedTo = Callable[[], tuple[int, int] | None]
 """Number of the oldest file that is not archived everywhere, and how far into it the archive is; None: not known."""
 
+_TRIALS = 3
 _ROOM_AGAIN = 0.8
 _ROOM_SECONDS = 0.5
 _SAID = {
@@ -92,12 +94,13 @@ class Streamer:
     ``server``: its name. ``installation``: what tells this backupd from others that stream the same server.
     ``wanted``: where the oldest restorable physical backup stands; a first stream begins there. ``max_spool_bytes``: it
     pauses beyond that. ``on_event``: hears what happens. ``archived_to``: up to where all destinations have the log.
+    ``programs``: the folder where it is remembered which programs hold bytes back; None: that is not tried.
     """
 
     def __init__(self, server: str, source: BinlogSource, tool: BinlogTool, spool: Spool, *, installation: str,
                  wanted: Position | None, max_spool_bytes: int, clock: Clock,
                  on_event: Callable[[StreamEvent], None], archived_to: ArchivedTo = lambda: None,
-                 pace: Pace = Pace()) -> None:
+                 programs: Path | None = None, pace: Pace = Pace()) -> None:
         self._server = server
         self._source = source
         self._tool = tool
@@ -120,6 +123,8 @@ class Streamer:
         self._mender = Mender(server, source, spool, fetch=self._fetch, look=self._approach.look, clock=clock,
                               tell=on_event)
         self._mend_pause, self._mend_due = pace.first, 0.0
+        self._programs = programs
+        self._trials = 0
         self._lives = 0
         self._alarm: PurgeAlarm | None = None
 
@@ -154,7 +159,8 @@ class Streamer:
         except CancelledError:
             return 0
         except (ServerError, ToolError, StreamError) as error:
-            if isinstance(error, ToolMissingError) or (isinstance(error, ServerError) and is_denied(error)):
+            unfit = isinstance(error, ToolMissingError | HoldsBackError)
+            if unfit or (isinstance(error, ServerError) and is_denied(error)):
                 return self._failed(error)
             return self._lost(error.message, error.detail, error.hint, away=isinstance(error, ServerError))
         except (ConfigurationError, RefusedError, DamagedError) as error:
@@ -173,6 +179,7 @@ class Streamer:
     def _life(self, stop: threading.Event) -> float:
         state = self._approach.look()
         self._id = connection_id(self._server, self._installation, self._source.connected_ids() - {self._id})
+        self._refuse_holding_back(state)
         self._mend_newest()
         start = self._past_torn(state) or self._approach.where(state)
         self._lives += 1
@@ -197,7 +204,17 @@ class Streamer:
             self._pause = self._pace.first
         if session.end is not None:
             return self._ended(session.end)
-        return self._lost(why, "", "", away=True) if why else 0
+        return self._lost(why, "", "", away=False) if why else 0
+
+    def _refuse_holding_back(self, state: SourceState) -> None:
+        """Raises HoldsBackError. What could not be tried a few times is let through: a stream that works is more than
+        what is known of it."""
+        if self._programs is None or self._trials >= _TRIALS:
+            return
+        found = tried(self._tool, self._source.connection, state.position, self._programs, self._id, cancel=self._stop)
+        if found.holds:
+            raise HoldsBackError(self._tool.tool)
+        self._trials = self._trials + 1 if found.holds is None else _TRIALS
 
     def _follow(self, session: Session, watch: Watch, stop: threading.Event) -> str:
         """Until something ends it. Gives why the connection is given up, "" when that is told elsewhere."""
@@ -299,8 +316,8 @@ class Streamer:
             return self._no_room(end.said)
         if end.kind in _FAILED:
             return self._failed(ServerError(f"{said} ({self._server})", detail=end.said, hint=_HINTS[end.kind]))
-        return self._lost(said, end.said or f"it ended with {end.code}", _HINTS.get(end.kind, ""),
-                          away=end.kind in (EndKind.LOST, EndKind.UNREACHABLE))
+        # The server can be asked, or this life had not begun: each new one costs it a connection, so they get rarer.
+        return self._lost(said, end.said or f"it ended with {end.code}", _HINTS.get(end.kind, ""), away=False)
 
     def _past_torn(self, state: SourceState) -> Start | None:
         """Behind a place where the server could not go on, twice: the next file that it may be able to read."""

@@ -2,7 +2,8 @@
 
 Measured with mariadb-binlog of 10.11.19 and mysqlbinlog 9.7.4, both with ``--raw --stop-never``:
 
-- each event is in the file as soon as the server has sent it; nothing is held back in the program;
+- each event is in the file as soon as the server has sent it; nothing is held back in the program (older ones do
+  that, and are refused: ``holdback``);
 - a file is begun anew at its first byte, whatever is there: only a folder of its own keeps earlier copies;
 - neither connects again. It ends with 1 when the server is gone (mysqlbinlog with 0 after a clean shutdown), when a
   file is not there, when the server has no next file (RESET), when the disk is full;
@@ -91,14 +92,16 @@ class BinlogTool:
     flavour: Flavour
     id_option: str
 
-    def stream(self, option_file: Path, folder: Path, first: str, connection_id: int) -> Command:
-        """Copy ``first`` and all that follows it into ``folder``, for ever."""
-        return self._command(option_file, folder, "--stop-never", f"--{self.id_option}={connection_id}", first)
+    def stream(self, option_file: Path, folder: Path, first: str, connection_id: int, *, start: int = 0) -> Command:
+        """Copy ``first`` (``start``: its head, and what follows that place) and all that follows it into ``folder``,
+        for ever."""
+        return self._command(option_file, folder, "--stop-never", f"--{self.id_option}={connection_id}",
+                             *_from(start), first)
 
-    def fetch(self, option_file: Path, folder: Path, name: str, connection_id: int) -> Command:
-        """Copy the file ``name`` into ``folder`` as far as it goes now."""
+    def fetch(self, option_file: Path, folder: Path, name: str, connection_id: int, *, start: int = 0) -> Command:
+        """Copy the file ``name`` into ``folder`` as far as it goes now. ``start``: as above."""
         which = [f"--{_MYSQL_ID}={connection_id}"] if self.id_option == _MYSQL_ID else []
-        return self._command(option_file, folder, *which, name)
+        return self._command(option_file, folder, *which, *_from(start), name)
 
     def option_groups(self, connection: Connection) -> dict[str, dict[str, str | None]]:
         """What its option file holds: how to reach the server, in the words of this program."""
@@ -107,6 +110,10 @@ class BinlogTool:
     def _command(self, option_file: Path, folder: Path, *options: str) -> Command:
         return Command((self.tool.path, f"--defaults-file={option_file}", "--read-from-remote-server", "--raw",
                         f"--result-file={folder}/", *options))
+
+
+def _from(start: int) -> list[str]:
+    return [f"--start-position={start}"] if start else []
 
 
 def binlog_tool(flavour: Flavour, *, paths: Mapping[str, str] = NO_PATHS) -> BinlogTool:

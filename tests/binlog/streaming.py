@@ -95,14 +95,14 @@ class Streaming:
     def __init__(self, server: Server, folder: Path, *, connection: Connection | None = None,
                  wanted: Position | None = None, limit: int = 2**40, tool: BinlogTool | None = None,
                  marker: Callable[[str], str] = lambda _datadir: "", archived_to: ArchivedTo = lambda: None,
-                 pace: Pace = FAST, installation: str = "test") -> None:
+                 pace: Pace = FAST, installation: str = "test", programs: Path | None = None) -> None:
         self.spool = Spool(folder)
         self.events: list[StreamEvent] = []
         source = BinlogSource(connection or through_socket(server), marker=marker)
         self.streamer = Streamer("db1", source, tool or tool_of(server), self.spool, installation=installation,
                                  wanted=wanted, max_spool_bytes=limit, clock=lambda: datetime.now(UTC),
                                  on_event=self.events.append,
-                                 archived_to=archived_to, pace=pace)
+                                 archived_to=archived_to, programs=programs, pace=pace)
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="streamer", daemon=True)
