@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from backupd.model.clock import format_time
+from backupd.model.server import Version
 from tests.e2e.house import SERVER, House
 from tests.support.ending import end
 from tests.support.sample import checksum_everything
@@ -104,8 +105,10 @@ def noted(server: Server) -> Moment:
     begun: datetime = server.scalar("SELECT UTC_TIMESTAMP()")
     with server.connect() as connection:
         rows, sums = diary(connection), checksum_everything(connection)
-    mysql = "MariaDB" not in str(server.scalar("SELECT VERSION()"))
-    ((file, pos, *_rest),) = server.query("SHOW BINARY LOG STATUS" if mysql else "SHOW MASTER STATUS")
+    version = str(server.scalar("SELECT VERSION()"))
+    mysql = "MariaDB" not in version
+    new = mysql and Version.parse(version) >= Version(8, 2)
+    ((file, pos, *_rest),) = server.query("SHOW BINARY LOG STATUS" if new else "SHOW MASTER STATUS")
     executed = str(server.scalar("SELECT @@gtid_executed" if mysql else "SELECT @@gtid_binlog_pos")).replace("\n", "")
     source, _, done = executed.rpartition(":")
     gtid = f"{source}:{done.rpartition('-')[2]}" if mysql else executed

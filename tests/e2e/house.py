@@ -108,6 +108,12 @@ class House:
         assert done.code == code, f"exit {done.code} where {code} was expected\n{done.all}"
         return done
 
+    def refuses(self, name: str, *args: str) -> Done:
+        """Run what must be refused with ``name`` (a release, a program) among its words."""
+        done = self.fails(*args)
+        assert name in done.all, done.all
+        return done
+
     # -- shorthands
 
     def backup(self) -> dict[str, Any]:

@@ -7,13 +7,16 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 from pymysql.cursors import DictCursor
 
+from backupd.model.server import Version
 from tests.support.datadir import Options
 from tests.support.sample import checksum_everything
 from tests.support.server import Server
-from tests.support.stacks import MARIADB, MYSQL_CLONE, Stack
+from tests.support.stacks import MARIADB, MYSQL_CLONE, MYSQL_XTRABACKUP, Stack, stacks, whole
 
 _BEGINS = frozenset({"Gtid", "Anonymous_Gtid", "Gtid_tagged_log"})
 _GTID = re.compile(r"\d+-\d+-\d+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}:\d+")
@@ -33,10 +36,7 @@ class Kind:
 
     def programs(self) -> dict[str, str]:
         """What the configuration must name, those that copy and replay binary logs included."""
-        if self.mariadb:
-            return dict(self.stack.programs())
-        mysqlbinlog, client = self.stack.replay()
-        return {**self.stack.programs(), "mysqlbinlog": mysqlbinlog, "mysql": client}
+        return self.stack.all_programs()
 
     @property
     def mariadb(self) -> bool:
@@ -45,8 +45,15 @@ class Kind:
 
 WITH_MARIADB = Kind("mariadb", MARIADB, {})
 WITH_MYSQL = Kind("mysql", MYSQL_CLONE, {})
+WITH_XTRABACKUP = Kind("mysql-xtrabackup", MYSQL_XTRABACKUP, {})
 WITHOUT_GTIDS = Kind("mysql-without-gtids", MYSQL_CLONE, {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"},
                      gtids=False)
+
+
+def params(kind: Kind, *, soak: bool = False) -> list[Any]:
+    """A test's parameter (none or one)."""
+    return [pytest.param(kind, id=str(kind), marks=one.marks)
+            for one in stacks(*whole(kind.stack), soak=(kind.stack,) if soak else ())]
 
 
 @dataclass(frozen=True)
@@ -85,15 +92,16 @@ class Oracle:
     """A replica that can be moved on, never back."""
 
     def __init__(self, kind: Kind, source: Server, replica: Server) -> None:
-        self.kind, self.replica = kind, replica
+        self.kind, self.replica, self.words = kind, replica, kind.stack.words()
         host = f"HOST='127.0.0.1', {{0}}PORT={source.port}, {{0}}USER='repl', {{0}}PASSWORD='Repl-s3cret-77'"
         if kind.mariadb:
             replica.execute(f"CHANGE MASTER TO MASTER_{host.format('MASTER_')}, MASTER_USE_GTID=slave_pos")
             return
         first = source.query("SHOW BINARY LOGS")[0][0]
-        where = "SOURCE_AUTO_POSITION=1" if kind.gtids else f"SOURCE_LOG_FILE='{first}', SOURCE_LOG_POS=4"
-        replica.execute(f"CHANGE REPLICATION SOURCE TO SOURCE_{host.format('SOURCE_')}, SOURCE_SSL=0, "
-                        f"GET_SOURCE_PUBLIC_KEY=1, {where}")
+        name = f"{self.words.source}_"
+        where = f"{name}AUTO_POSITION=1" if kind.gtids else f"{name}LOG_FILE='{first}', {name}LOG_POS=4"
+        with_key = f"GET_{name}PUBLIC_KEY=1, " if kind.stack.version() >= Version(8, 0) else ""
+        replica.execute(f"{self.words.change} {name}{host.format(name)}, {name}SSL=0, {with_key}{where}")
 
     def before(self, mark: Mark) -> dict[str, int]:
         """Checksums of every table right before a transaction."""
@@ -101,8 +109,9 @@ class Oracle:
             domain, server, sequence = mark.gtid.split("-")
             return self._at(f"START SLAVE UNTIL master_gtid_pos='{domain}-{server}-{int(sequence) - 1}'")
         if mark.gtid:
-            return self._at(f"START REPLICA UNTIL SQL_BEFORE_GTIDS='{mark.gtid}'")
-        return self._at(f"START REPLICA UNTIL SOURCE_LOG_FILE='{mark.file}', SOURCE_LOG_POS={mark.pos}")
+            return self._at(f"START {self.words.replica} UNTIL SQL_BEFORE_GTIDS='{mark.gtid}'")
+        name = self.words.source
+        return self._at(f"START {self.words.replica} UNTIL {name}_LOG_FILE='{mark.file}', {name}_LOG_POS={mark.pos}")
 
     def _at(self, start: str) -> dict[str, int]:
         self.replica.execute(start)
@@ -110,17 +119,17 @@ class Oracle:
         while self._is_running():
             assert time.monotonic() < deadline, self.replica.log_text()[-2000:]
             time.sleep(0.02)
-        self.replica.execute("STOP SLAVE" if self.kind.mariadb else "STOP REPLICA")
+        self.replica.execute(f"STOP {self.words.replica}")
         with self.replica.connect() as connection:
             return checksum_everything(connection)
 
     def _is_running(self) -> bool:
         with self.replica.connect() as connection, connection.cursor(DictCursor) as cursor:
-            cursor.execute("SHOW SLAVE STATUS" if self.kind.mariadb else "SHOW REPLICA STATUS")
+            cursor.execute(f"SHOW {self.words.replica} STATUS")
             (row,) = cursor.fetchall()
         assert not int(row["Last_SQL_Errno"]), row["Last_SQL_Error"]
         assert not int(row["Last_IO_Errno"]), row["Last_IO_Error"]
-        return bool(row["Slave_SQL_Running" if self.kind.mariadb else "Replica_SQL_Running"] != "No")
+        return bool(row[f"{self.words.replica.capitalize()}_SQL_Running"] != "No")
 
 
 @contextlib.contextmanager

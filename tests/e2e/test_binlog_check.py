@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.house import SERVER, House
-from tests.e2e.oracle import WITH_MARIADB, WITH_MYSQL, Kind
+from tests.e2e.oracle import WITH_MARIADB, WITH_MYSQL, WITH_XTRABACKUP, Kind, params
 from tests.e2e.service import ONCE_A_YEAR
 from tests.support.keys import Keys
-from tests.support.stacks import MYSQL_CLONE
 
 POLICY = ONCE_A_YEAR + "binlog: {stream: true, checkpoint: 1s}\n"
 RISKY = {"binlog_do_db": "shop", "sync_binlog": 0, "binlog_format": "STATEMENT"}
-NO_MYSQL = pytest.mark.skipif(bool(MYSQL_CLONE.why_not()), reason=MYSQL_CLONE.why_not() or "it can run")
-KINDS = [WITH_MARIADB, pytest.param(WITH_MYSQL, marks=NO_MYSQL)]
+KINDS = [param for kind in (WITH_MARIADB, WITH_MYSQL, WITH_XTRABACKUP) for param in params(kind)]
 
 
 def checked(kind: Kind, base: Path, keys: Keys, *, code: int, **server: object) -> str:

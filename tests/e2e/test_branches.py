@@ -14,7 +14,6 @@ import pytest
 
 from tests.e2e.forked import POLICY_EXTRA, Source, diary, frozen, noted
 from tests.e2e.house import SERVER, House
-from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.replica import catch_up, replica_of
@@ -30,7 +29,6 @@ def source(short_tmp: Path, keys: Keys) -> Iterator[Source]:
         yield found
 
 
-@SOAK
 def test_after_a_restore_in_place_both_histories_are_there_though_their_gtids_are_the_same(source: Source) -> None:
     house, server = source.house, source.server
     house.backup()
@@ -65,7 +63,6 @@ def test_after_a_restore_in_place_both_histories_are_there_though_their_gtids_ar
     assert old["id"] in source.is_refused(f"gtid:{shared.gtid}")
 
 
-@SOAK
 def test_after_a_reset_each_history_has_its_own_backups_and_between_them_nothing_is_made_up(source: Source) -> None:
     house = source.house
     house.backup()

@@ -18,7 +18,7 @@ import pytest
 
 from backupd.catalog.session import Catalog
 from tests.e2e.house import SERVER, Done, House
-from tests.e2e.oracle import WITH_MARIADB, WITH_MYSQL, WITHOUT_GTIDS, Kind, Mark, find, oracle
+from tests.e2e.oracle import WITH_MARIADB, WITH_MYSQL, WITH_XTRABACKUP, WITHOUT_GTIDS, Kind, Mark, find, oracle, params
 from tests.e2e.service import ONCE_A_YEAR, Serving, catalog_of, make_due, serving, until
 from tests.support import sample
 from tests.support.dice import size
@@ -27,7 +27,6 @@ from tests.support.load import Writers
 from tests.support.places import short_directory
 from tests.support.sample import checksum_everything
 from tests.support.server import Server
-from tests.support.stacks import MYSQL_CLONE
 
 pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),
               pytest.mark.campaign]
@@ -37,9 +36,11 @@ binlog: {stream: true, checkpoint: 1s}
 witness: {schedule: "0 0 5 1 *"}
 objectives: {rpo: 1h}
 """
-NO_MYSQL = pytest.mark.skipif(bool(MYSQL_CLONE.why_not()), reason=MYSQL_CLONE.why_not() or "it can run")
-# MySQL takes a soak: test_replay.py and test_replay_trouble.py always replay its logs, also without GTIDs.
-KINDS = [WITH_MARIADB, *(pytest.param(kind, marks=NO_MYSQL) for kind in (WITH_MYSQL, WITHOUT_GTIDS)[size(2, 0):])]
+# MySQL by CLONE takes a soak: test_point_in_time_mysql.py and test_branches_mysql.py always go to a moment.
+KINDS = [param for kind in (WITH_MARIADB, WITH_MYSQL, WITHOUT_GTIDS, WITH_XTRABACKUP)
+         for param in params(kind, soak=kind in (WITH_MYSQL, WITHOUT_GTIDS))]
+ONLY_MARIADB = pytest.mark.parametrize("story", [WITH_MARIADB], indirect=True, ids=str)
+"""Of what is the same for all servers."""
 
 
 @dataclass
@@ -136,7 +137,7 @@ def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
 
 def only(story: Story, *kinds: Kind) -> None:
     """What the other kinds take longer for is left to a soak."""
-    if story.kind not in kinds and not size(0, 1):
+    if story.kind not in (*kinds, WITH_XTRABACKUP) and not size(0, 1):
         pytest.skip("left to a soak")
 
 
@@ -231,11 +232,10 @@ def named(told: Done, *texts: str) -> None:
         assert text in told.all, told.all
 
 
+@ONLY_MARIADB
 @pytest.mark.parametrize(("damage", "follows"), [(remove_two, 5), (flip_a_byte, 4), (swap_contents, 5)])
 def test_what_is_lost_or_mixed_up_at_the_destination_is_found_and_a_target_beyond_is_refused_with_both_ends(
         story: Story, damage: Callable[[Story], None], follows: int) -> None:
-    if story.kind is not WITH_MARIADB:
-        pytest.skip("the same for all servers")
     house = story.house
     beyond = story.search("--table", "archive.letters", "--kind", "delete")["restore_before"]
     folder = story.whole(story.files[3]).name
@@ -254,9 +254,8 @@ def test_what_is_lost_or_mixed_up_at_the_destination_is_found_and_a_target_beyon
         house.ok("plan", SERVER, "--to", story.marks["drop"].target)
 
 
+@ONLY_MARIADB
 def test_a_flipped_byte_makes_the_proof_fail(story: Story) -> None:
-    if story.kind is not WITH_MARIADB:
-        pytest.skip("the same for all servers")
     with as_it_was(story.house):
         flip_a_byte(story)
         proof = story.house.fails("test-restore", SERVER, "--json").json

@@ -1,5 +1,5 @@
-"""One table on MySQL with GTIDs, out of a clone and out of a dump: as it was right before a DELETE without WHERE, while
-eight clients went on writing. The source's own checksums at that place say what is right."""
+"""One table on MySQL with GTIDs, out of a physical backup and out of a dump: as it was right before a DELETE without
+WHERE, while eight clients went on writing. The source's own checksums at that place say what is right."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from tests.support.keys import Keys
 from tests.support.oracle import Total
 from tests.support.places import short_directory
 from tests.support.server import SERVICE_USER, Server
-from tests.support.stacks import MYSQL_CLONE
+from tests.support.stacks import MYSQL, Stack, stacks
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user"),
-    pytest.mark.skipif(bool(MYSQL_CLONE.why_not()), reason=MYSQL_CLONE.why_not() or "it can run"),
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 LINES, ORDERS = "`shop`.`order_lines`", "`shop`.`orders`"
 
 
 @dataclass
 class Story:
     """``before``: checksums of every table right before the DELETE, ``executed``: the GTIDs of that place; ``wrong``:
-    the GTID of the DELETE; ``ids``: backups by kind, both older."""
+    the GTID of the DELETE; ``ids``: backups by kind, both older. ``refused``: the release from which no table can be
+    put back alone."""
 
     house: House
     server: Server
@@ -39,23 +37,36 @@ class Story:
     before: dict[str, int]
     executed: str
     wrong: str
+    refused: str = ""
 
     def restore(self, *args: str) -> dict[str, Any]:
         outcome: dict[str, Any] = self.house.ok("restore", SERVER, "--to", f"before-gtid:{self.wrong}", "--into",
                                                 SERVER, *args)
         return outcome
 
+    def is_refused(self, *args: str) -> None:
+        live = sums(self.server)
+        self.house.refuses(self.refused, "restore", SERVER, "--to", "latest", "--into", SERVER, "--tables",
+                           "shop.order_lines", *args)
+        assert sums(self.server) == live
+        assert self.server.query("SHOW DATABASES LIKE 'backupd\\_%'") == []
+
     def checksum(self, table: str) -> int:
         return Total(self.server.query(f"CHECKSUM TABLE {table}")[0][1])
 
 
-@pytest.fixture(scope="module")
-def story(keys: Keys) -> Iterator[Story]:
-    with short_directory() as base, MYSQL_CLONE.make(options=GTIDS) as server:
+@pytest.fixture(scope="module", params=stacks(*MYSQL))
+def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
+    stack: Stack = request.param
+    with short_directory() as base, stack.make(options=GTIDS) as server:
         server.create_backup_users()
         server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost")
         sample.create(server)
-        house = House(base, server, keys, programs=MYSQL_CLONE.programs())
+        house = House(base, server, keys, programs=stack.all_programs())
+        if release := stack.refused():
+            house.backup()
+            yield Story(house, server, {}, {}, "", "", refused=release)
+            return
         ids = {"logical": house.ok("backup", SERVER, "--kind", "logical")["id"], "physical": house.backup()["id"]}
         write(server, 150, seed=1)
         server.execute("FLUSH BINARY LOGS")
@@ -72,6 +83,9 @@ def story(keys: Keys) -> Iterator[Story]:
 def test_a_table_comes_back_as_it_was_right_before_a_delete_and_the_others_keep_their_newest_rows(
         story: Story, source: str) -> None:
     live = sums(story.server)
+    if story.refused:
+        story.is_refused("--from", source)
+        return
     outcome = story.restore("--tables", "shop.order_lines", "--as", f"lines_{source}", "--from", source)
     assert (outcome["way"], outcome["backup"]) == (source, story.ids[source])
     assert outcome["position"]["gtid"].replace("\n", "") == story.executed
@@ -84,6 +98,9 @@ def test_a_table_comes_back_as_it_was_right_before_a_delete_and_the_others_keep_
 
 def test_it_takes_its_place_with_its_parent_and_foreign_keys_hold_afterwards(story: Story) -> None:
     live = sums(story.server)
+    if story.refused:
+        story.is_refused("--confirm", SERVER)
+        return
     outcome = story.restore("--tables", "shop.orders", "--tables", "shop.order_lines", "--confirm", SERVER)
     asides = {f"`{schema}`.`{table}`": one["aside"] for one in outcome["tables"]
               for schema, table in [one["source"].split(".")]}

@@ -6,7 +6,6 @@ import pytest
 
 from tests.e2e.house import SERVER, House
 from tests.support import sample
-from tests.support.dice import SOAK
 from tests.support.mariadb import PrivateServer
 from tests.support.sshserver import SshServer, ssh_server, why_not
 
@@ -14,7 +13,6 @@ __all__ = ["ssh_server"]
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-@SOAK
 def test_a_backup_on_another_host_is_reused_verified_restored_and_deleted(house: House, ssh_server: SshServer) -> None:
     place = ssh_server.config(house.base / "there", max_upload="200MB").model_dump(mode="json", exclude_none=True)
     house.config.write_text(house.config.read_text().replace(

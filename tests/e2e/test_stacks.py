@@ -10,27 +10,29 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 
+from backupd.model.clock import format_time
+from backupd.model.server import Version
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.support import sample
 from tests.support.keys import Keys
 from tests.support.load import Writers, bank_total
-from tests.support.places import short_directory
+from tests.support.oracle import stored, unaltered
+from tests.support.places import give_to_database, short_directory
 from tests.support.sample import ACCOUNT_BALANCE, ACCOUNTS, checksum_everything, describe_everything
 from tests.support.server import Server, connect
-from tests.support.stacks import STACKS, Stack, binlogs
+from tests.support.stacks import MYSQL_CLONE, MYSQL_XTRABACKUP, STACKS, Stack, binlogs, stacks
 
 
-@pytest.fixture(scope="module", params=STACKS, ids=str)
+@pytest.fixture(scope="module", params=stacks(*STACKS))
 def stack(request: pytest.FixtureRequest) -> Stack:
     chosen: Stack = request.param
-    why = chosen.why_not()
-    if why:
-        pytest.skip(f"stack {chosen}: {why}")
     return chosen
 
 
@@ -116,6 +118,101 @@ def test_the_runbook_followed_word_for_word_gives_the_same_data(stack: Stack, st
     assert done.returncode == 0, done.stdout + done.stderr
     with stack.make(datadir=datadir) as restored:
         assert everything(restored) == everything(source)
+
+
+def test_each_increment_of_a_chain_is_the_source_as_it_was_then(
+        stack: Stack, stacked: House, source: Server, short_tmp: Path) -> None:
+    stacked.backup()
+    source.execute("CREATE TABLE shop.rising (id INT PRIMARY KEY, t VARCHAR(100)) ENGINE=InnoDB",
+                   "CREATE TABLE shop.falling (id INT PRIMARY KEY) ENGINE=InnoDB",
+                   "INSERT INTO shop.rising VALUES (1, 'one'), (2, 'two')")
+    changes = (
+        ("UPDATE shop.rising SET t = 'eins' WHERE id = 1", "INSERT INTO shop.falling VALUES (1)",
+         "UPDATE bank.accounts SET balance = balance + 1 WHERE id < 100"),
+        ("ALTER TABLE shop.rising ADD COLUMN more INT DEFAULT 5", "DROP TABLE shop.falling",
+         "INSERT INTO shop.rising VALUES (3, 'three', 6)"),
+        ("UPDATE bank.accounts SET balance = balance - 1 WHERE id < 100", "DROP TABLE shop.rising"))
+    wanted = []
+    for statements in changes if stack.increments else changes[:1]:
+        source.execute(*statements)
+        record = stacked.ok("backup", SERVER, "--kind", "incremental")
+        wanted.append((record, everything(source)[0]))
+        if not stack.increments:
+            assert (record["kind"], bool(record["reason"])) == ("physical-full", True)
+    if stack.increments:
+        assert [record["kind"] for record, _sums in wanted] == ["physical-incremental"] * 3
+    for record, expected in wanted[1:2] if stack.increments else []:
+        stacked.restore(short_tmp / record["id"], to=f"backup:{record['id']}")
+        with stack.make(datadir=short_tmp / record["id"]) as restored:
+            assert everything(restored)[0] == expected
+    source.execute("DROP TABLE IF EXISTS shop.rising")
+
+
+def test_what_its_release_does_not_support_is_refused_by_name_and_nothing_else_is(
+        stack: Stack, stacked: House, short_tmp: Path) -> None:
+    stacked.backup()
+    release = stack.refused()
+    if not release:
+        assert stacked.run("plan", SERVER, "--to", "latest").code == 0
+        assert stacked.ok("plan", SERVER, "--to", "latest", "--tables", "shop.orders")["way"] == "physical"
+        return
+    assert release in stacked.run("check", SERVER).all
+    assert release in stacked.run("timeline", SERVER).all
+    stacked.refuses(release, "backup", SERVER, "--kind", "logical")
+    stacked.refuses(release, "plan", SERVER, "--to", format_time(datetime.now(UTC)))
+    stacked.refuses(release, "plan", SERVER, "--to", "latest", "--tables", "shop.orders")
+    stacked.refuses(release, "restore", SERVER, "--to", "latest", "--tables", "shop.orders", "--into", SERVER, "--as",
+                    "again")
+
+
+@pytest.mark.parametrize("one", stacks(*STACKS, soak=(MYSQL_CLONE,)))
+def test_tables_with_a_data_directory_come_back_beside_the_new_one_and_the_sources_stay_as_they_are(
+        one: Stack, short_tmp: Path, keys: Keys) -> None:
+    outside = short_tmp / "outside"
+    outside.mkdir()
+    give_to_database(outside)
+    known = {"innodb_directories": str(outside)} if not one.mariadb and one.version() >= Version(8, 0) else {}
+    with one.make(options=known) as server:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE ext",
+                       "CREATE TABLE ext.far (id INT PRIMARY KEY, t VARCHAR(100)) ENGINE=InnoDB "
+                       f"DATA DIRECTORY='{outside}'", "INSERT INTO ext.far VALUES (1, 'one'), (2, 'two')")
+        server.restart()  # its files are as they stay
+        house = House(short_tmp, server, keys, programs=one.programs())
+        house.backup()
+        before, expected = stored(outside), everything(server)[0]
+        assert any(name.endswith(".ibd") for name in before)
+        assert house.ok("test-restore", SERVER)["outcome"] == "proved"
+        house.restore(short_tmp / "d")
+        unaltered(outside, before)
+        with one.make(datadir=short_tmp / "d", options=dict.fromkeys(known, "")) as restored:
+            assert everything(restored)[0] == expected
+            assert not [path for path in Path(f"/proc/{restored.pid}/fd").iterdir()
+                        if str(outside) in str(path.readlink())]
+
+
+@pytest.mark.parametrize("one", stacks(MYSQL_XTRABACKUP))  # MariaDB's: tests/e2e/test_places.py
+def test_tables_that_the_server_encrypts_are_named_and_proved_or_refused(
+        one: Stack, short_tmp: Path, keys: Keys) -> None:
+    plugin = {"early_plugin_load": "keyring_file.so", "keyring_file_data": str(short_tmp / "keyring")}
+    if one.version() < Version(5, 7, 11):
+        with one.make() as server:
+            with pytest.raises(pymysql.err.Error):  # the release encrypts nothing
+                server.execute("CREATE DATABASE vault", "CREATE TABLE vault.t (id INT PRIMARY KEY) ENCRYPTION='Y'")
+        return
+    with one.make(options=plugin) as server:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE vault",
+                       "CREATE TABLE vault.t (id INT PRIMARY KEY) ENGINE=InnoDB ENCRYPTION='Y'",
+                       "INSERT INTO vault.t VALUES (1)")
+        house = House(short_tmp, server, keys, programs=one.programs())
+        assert "vault" in house.run("check", SERVER).all
+        done = house.run("backup", SERVER, "--kind", "full")
+        assert "encrypt" in done.all or "keyring" in done.all, done.all
+        if done.code == 0:
+            assert house.ok("test-restore", SERVER)["outcome"] == "proved"
+        else:
+            assert house.backups() == []
 
 
 def test_a_damaged_object_is_found_and_never_restored(stacked: House) -> None:

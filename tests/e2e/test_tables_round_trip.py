@@ -23,7 +23,7 @@ from tests.support.oracle import Sums, Total
 from tests.support.places import short_directory
 from tests.support.sample import checksum_everything
 from tests.support.server import SERVICE_USER, Server
-from tests.support.stacks import MARIADB, MYSQL_CLONE, Stack
+from tests.support.stacks import MYSQL_CLONE, STACKS, Stack, stacks, whole
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
@@ -55,11 +55,9 @@ def taken(stack: Stack, house: House) -> dict[str, str]:
     return {"logical": logical["id"], "physical": house.backup()["id"]}
 
 
-@pytest.fixture(scope="module", params=[MARIADB, MYSQL_CLONE], ids=str)
+@pytest.fixture(scope="module", params=stacks(*whole(*STACKS)))
 def herd(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Herd]:
     stack: Stack = request.param
-    if why := stack.why_not():
-        pytest.skip(why)
     with ExitStack() as cleanup:
         base = cleanup.enter_context(short_directory())
         server = cleanup.enter_context(stack.make(options={"max_allowed_packet": "256M"}))

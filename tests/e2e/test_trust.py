@@ -137,7 +137,6 @@ def test_a_restore_with_the_wrong_key_fails_cleanly_and_names_the_key(house: Hou
         stop_agent(stranger)
 
 
-@SOAK
 @pytest.mark.campaign
 def test_backupd_killed_at_random_moments_of_a_backup_leaves_nothing_after_the_next_run(own_house: House) -> None:
     house = own_house

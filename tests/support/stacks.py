@@ -1,11 +1,15 @@
-"""The combinations of server and physical tool that the whole main job must work on.
+"""The combinations of server and physical tool that the whole main job must work on, and what a test must know of each.
 
-``mariadb`` and ``mysql-clone`` run wherever `scripts/setup --test` found their programs. ``mysql-xtrabackup`` needs a
-release of MySQL or Percona Server and the XtraBackup that fits it, both unpacked anywhere::
+``mariadb`` and ``mysql-clone`` run wherever `scripts/setup --test` found their programs. ``mysql-xtrabackup`` is a
+release of MySQL or Percona Server and the XtraBackup that fits it, unpacked anywhere and named in the environment::
 
     BACKUPD_TEST_MYSQLD=/srv/mysql-5.7/bin/mysqld
     BACKUPD_TEST_XTRABACKUP=/srv/xtrabackup-2.4/bin/xtrabackup
     BACKUPD_TEST_XBSTREAM=/srv/xtrabackup-2.4/bin/xbstream
+    BACKUPD_TEST_MYSQLBINLOG=/srv/mysql-5.7/bin/mysqlbinlog    (beside mysqld when it is not given)
+    BACKUPD_TEST_MYSQL=/srv/mysql-5.7/bin/mysql                (likewise)
+
+`scripts/stack` runs every test of that stack.
 """
 
 from __future__ import annotations
@@ -16,17 +20,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from backupd.model.server import Version
 from tests.support import mysql
 from tests.support.datadir import find_program
+from tests.support.dice import SOAK
 from tests.support.mariadb import PrivateServer
 from tests.support.mysql import MySQLServer
 from tests.support.server import Server
+
+_FULLY_SUPPORTED = Version(5, 7, 6)
+"""Older releases: physical backups, chains, and restores of a backup."""
 
 
 @dataclass(frozen=True)
 class Stack:
     """``why_not``: why it cannot run here, empty when it can. ``make``: a server that is not started yet. ``programs``:
-    what the configuration must name. ``replay``: the programs that print a binary log and execute that."""
+    what the configuration must name. ``replay``: the programs that print a binary log and execute that. ``increments``:
+    can its tool take them?"""
 
     name: str
     tool: str
@@ -35,9 +47,51 @@ class Stack:
     programs: Callable[[], Mapping[str, str]]
     replay: Callable[[], tuple[str, str]]
     skip_gtids: tuple[str, ...] = ()
+    increments: bool = True
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def mariadb(self) -> bool:
+        return self is MARIADB
+
+    def all_programs(self) -> dict[str, str]:
+        """What the configuration must name, those that copy and replay binary logs included."""
+        if self.mariadb:
+            return dict(self.programs())
+        mysqlbinlog, client = self.replay()
+        return {**self.programs(), "mysqlbinlog": mysqlbinlog, "mysql": client}
+
+    def version(self) -> Version:
+        """Of its server. MariaDB's counts as what it can do: as the newest."""
+        return Version(99, 0) if self.mariadb else mysql.release_of(self.programs()["mysqld"])[1]
+
+    def refused(self) -> str:
+        """What a message must name that refuses more than physical backups, chains and restores of a backup; "" where
+        nothing is refused."""
+        version = self.version()
+        return "" if version >= _FULLY_SUPPORTED else f"{version.major}.{version.minor}"
+
+    def words(self) -> Words:
+        """What its server calls things."""
+        return _NEW if not self.mariadb and self.version() >= Version(8, 2) else _OLD
+
+
+@dataclass(frozen=True)
+class Words:
+    """Statements that got other words in MySQL 8.2 and before. ``source``: a prefix of CHANGE ... TO's options."""
+
+    log_status: str
+    reset: str
+    replica: str
+    change: str
+    source: str
+
+
+_OLD = Words("SHOW MASTER STATUS", "RESET MASTER", "SLAVE", "CHANGE MASTER TO", "MASTER")
+_NEW = Words("SHOW BINARY LOG STATUS", "RESET BINARY LOGS AND GTIDS", "REPLICA", "CHANGE REPLICATION SOURCE TO",
+             "SOURCE")
 
 
 def _root_server(**options: Any) -> Server:
@@ -63,7 +117,8 @@ def _xtrabackup_programs() -> dict[str, str]:
 
 def _beside_mysqld() -> tuple[str, str]:
     program = os.environ["BACKUPD_TEST_MYSQLD"]
-    return mysql.beside(program, "mysqlbinlog"), mysql.beside(program, "mysql")
+    return (os.environ.get("BACKUPD_TEST_MYSQLBINLOG") or mysql.beside(program, "mysqlbinlog"),
+            os.environ.get("BACKUPD_TEST_MYSQL") or mysql.beside(program, "mysql"))
 
 
 MARIADB = Stack(
@@ -72,11 +127,29 @@ MARIADB = Stack(
 MYSQL_CLONE = Stack(
     "mysql-clone", "clone", mysql.why_no_root, _root_server,
     lambda: {"mysqld": str(mysql.root_programs() / "mysqld")},
-    lambda: (str(mysql.root_programs() / "mysqlbinlog"), str(mysql.root_programs() / "mysql")), ("--skip-gtids",))
+    lambda: (str(mysql.root_programs() / "mysqlbinlog"), str(mysql.root_programs() / "mysql")), ("--skip-gtids",),
+    increments=False)
 MYSQL_XTRABACKUP = Stack(
     "mysql-xtrabackup", "xtrabackup", _no_xtrabackup, MySQLServer, _xtrabackup_programs, _beside_mysqld,
     ("--skip-gtids",))
 STACKS = (MARIADB, MYSQL_CLONE, MYSQL_XTRABACKUP)
+MYSQL = (MYSQL_CLONE, MYSQL_XTRABACKUP)
+
+
+def stacks(*chosen: Stack, soak: tuple[Stack, ...] = ()) -> list[Any]:
+    """Parameters for a test or a fixture: ``chosen``, each skipped where it cannot run. Those in ``soak`` are left to a
+    soak."""
+    found = []
+    for stack in chosen:
+        why = stack.why_not()
+        marks = [pytest.mark.skipif(bool(why), reason=f"stack {stack}: {why}")] + ([SOAK] if stack in soak else [])
+        found.append(pytest.param(stack, id=str(stack), marks=marks))
+    return found
+
+
+def whole(*chosen: Stack) -> tuple[Stack, ...]:
+    """Those of which nothing is refused. What is refused of the others, tests/e2e/test_stacks.py asserts."""
+    return tuple(stack for stack in chosen if stack.why_not() or not stack.refused())
 
 
 def binlogs(server: Server, first: str) -> list[Path]:

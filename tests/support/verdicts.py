@@ -38,6 +38,7 @@ _DIFFERS, _UNEXPECTED = "backupd: data differs", "backupd: unexpected skip"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--repeat-failed", action="store_true",
                      help="run a test that failed once more, alone; it is flaky when it passes then")
+    parser.addoption("--no-skips", action="store_true", help="every skip is a failure")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -101,9 +102,10 @@ def pytest_make_collect_report(
 
 def _judge_skip(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
     reason = reason_of(report)
-    if not any(re.fullmatch(pattern, reason) for pattern in expected_skips(config.rootpath)):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, for a reason that is not in {SKIPS}: {reason}"
+    if config.getoption("--no-skips"):
+        report.outcome, report.longrepr = "failed", f"skipped, and nothing may be: {reason}"
+    elif not any(re.fullmatch(pattern, reason) for pattern in expected_skips(config.rootpath)):
+        report.outcome, report.longrepr = "failed", f"skipped, for a reason that is not in {SKIPS}: {reason}"
 
 
 def is_about_data(error: BaseException | None) -> bool:
