@@ -140,7 +140,7 @@ def test_a_skip_is_counted_when_it_is_in_the_list_and_fails_the_run_when_not(run
     assert result.ret == 0
     assert "1 passed, 2 skipped" in closing(result)
     result.stdout.fnmatch_lines(["*1  left to a soak", "MYSQL NOT TESTED: 1 tests were skipped: no private*"])
-    assert run("--no-skips").ret == 1
+    assert run("--no-skips", test_a=expected).ret == 1
     result = run("--repeat-failed", "test_b.py", "test_c.py", "test_d.py", test_b="""
     import pytest
     def test_it():
