@@ -43,6 +43,8 @@ METRICS: tuple[Gauge, ...] = (
 
     Gauge("backupd_server_status", "0 good, 1 warning, 2 bad: what the overview shows.", _S),
     Gauge("backupd_server_recoverable", "1 when the server can be recovered to any moment at all.", _S),
+    Gauge("backupd_server_tables_recoverable", "1 when tables of the server can be recovered to any moment, be it out "
+          "of dumps, which restore no whole server.", _S),
     Gauge("backupd_server_latest_recoverable_timestamp_seconds", "The latest moment that can be restored.", _S),
     Gauge("backupd_server_first_recoverable_timestamp_seconds", "The earliest moment that can be restored.", _S),
     Gauge("backupd_server_rpo_seconds", "How much work would be lost were the server lost now.", _S),

@@ -194,5 +194,6 @@ def _span(span: timedelta) -> str:
 def not_yet_active(policy: Policy) -> list[str]:
     """Fields of a policy that are accepted and checked, but that this version does not act on. Each names its field."""
     if policy.physical is None and policy.test_restore is not None:
-        return ["test_restore: only copies of the data files are restored for a test, so far, and physical is missing"]
+        return [("test_restore: no test restore runs: only physical backups are restored for a test, and physical is "
+                 "missing; take test_restore out of this policy, and restore tables by hand now and then")]
     return []

@@ -10,6 +10,7 @@ from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server import Position
+from backupd.recovery.chains import dumps
 from restore.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest
 
 
@@ -35,6 +36,11 @@ def choose_point(
 def none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
     damaged = [b for b in own if b.state is BackupState.DAMAGED and b.kind is not BackupKind.LOGICAL]
     take = f"take one: backupd backup {server} --kind full"
+    if not damaged and dumps(own) and all(b.kind is BackupKind.LOGICAL for b in own):
+        return NotFoundError(
+            f"server {server} cannot be restored as a whole: it has dumps only, and dumps restore tables",
+            hint="all of its tables, rolled forward by the binary log where that is archived: backupd restore "
+            f"{server} --to latest --tables '*.*' --sql DIR, or --into SERVER in place of --sql DIR")
     if not damaged:
         return NotFoundError(f"server {server} has no restorable backup", hint=take)
     return NotFoundError(

@@ -16,7 +16,8 @@ from backupd.model.job import JobKind
 
 _SERVER: dict[str, Any] = {
     "name": "shop-db1", "policy": "gold", "status": "good", "reasons": [], "latest": "2026-11-21T09:41:03Z",
-    "first": "2026-11-14T02:07:12Z", "rpo_seconds": 7.0, "rpo_objective_seconds": 60.0, "rpo_kept": True,
+    "tables_only": False, "first": "2026-11-14T02:07:12Z", "rpo_seconds": 7.0,
+    "rpo_objective_seconds": 60.0, "rpo_kept": True,
     "rto_seconds": 340.0, "rto_objective_seconds": 7200.0, "rto_kept": True, "windows": 1, "gaps": 0,
     "destinations": [{"name": "local", "latest": "2026-11-21T09:41:03Z", "behind_seconds": 0.0, "rpo_seconds": 7.0,
                       "trouble": ""}],
@@ -97,6 +98,8 @@ class Server(Shape):
     status: str = Field(pattern="^(good|warning|bad)$")
     reasons: list[Reason] = Field(description="Why it is not good, the worst first.")
     latest: Time | None = Field(description="The newest moment that can be restored.")
+    tables_only: bool = Field(description="Only dumps are taken of it: the moments are those of tables, and the server "
+                                          "as a whole cannot be restored.")
     first: Time | None
     rpo_seconds: float | None = Field(description="What would be lost were the server lost now.")
     rpo_objective_seconds: float | None

@@ -59,7 +59,8 @@ def proofs(request: Request, service: Acting, server: str = "", outcome: str = "
     wanted = outcome if outcome in _OUTCOMES else None
     found = service.listings.proofs(server or None, outcome=wanted, limit=PAGE, after=after or None)
     chosen = {"server": server, "outcome": outcome}
-    untested = [one for one in service.overview() if one.last_proof is None] if not (server or after) else []
+    untested = [one for one in service.overview() if one.last_proof is None and not one.tables_only
+                ] if not (server or after) else []
     return render(request, "proofs.html", proofs=found.items, chosen=chosen, outcomes=_OUTCOMES, untested=untested,
                   servers=service.listings.servers(), newer=link("proofs", **chosen) if after else "",
                   older=link("proofs", **chosen, after=found.next) if found.next else "")

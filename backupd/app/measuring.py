@@ -63,7 +63,8 @@ def _server(found: Values, server: ServerOverview, now: datetime) -> None:
 
     tell("server_status", server.status.rank)
     if server.looked_at is not None:
-        tell("server_recoverable", server.latest is not None)
+        tell("server_recoverable", server.latest is not None and not server.tables_only)
+        tell("server_tables_recoverable", server.latest is not None)
         tell("server_latest_recoverable_timestamp_seconds", _stamp(server.latest))
         tell("server_first_recoverable_timestamp_seconds", _stamp(server.first))
         tell("server_rpo_seconds", _seconds(server.rpo))

@@ -118,7 +118,8 @@ def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[
     if latest is None or lost is None:
         yield RPO, Event(now, RPO.broken, Severity.ERROR, f"{name} cannot be recovered at all, and objectives.rpo "
                          f"promises that at most {limit} of work are lost", server=name,
-                         hint=f"take a full backup now: backupd backup {name}"), True
+                         hint=f"take a dump now: backupd backup {name} --kind logical" if timeline.tables_only else
+                         f"take a full backup now: backupd backup {name} --kind full"), True
     elif lost > promised:
         lines = [f"{reach.name}: {format_time(reach.latest) if reach.latest else 'nothing'}"
                  f"{f' ({reach.trouble})' if reach.trouble else ''}" for reach in timeline.destinations]

@@ -112,7 +112,7 @@ def _server(wiring: Wiring, server: ServerSettings, looked: Standing | None, aro
         waiting=sum(job.state is not JobState.RUNNING for job in around.jobs), incidents=around.incidents,
         backups=stands.backups, protected=stands.protected, bytes_stored=stands.bytes_stored,
         held=around.held, paused=around.paused, absent_since=around.absence.since if around.absence else None,
-        looked_at=looked.at if looked and not looked.trouble else None)
+        looked_at=looked.at if looked and not looked.trouble else None, tables_only=stands.tables_only)
     found = sorted((*_of_recovery(made, server, stands, around), *_of_work(wiring, made, server, stands, around, now)),
                    key=lambda reason: -reason.status.rank)
     return replace(made, status=found[0].status if found else Status.GOOD, reasons=tuple(found))
@@ -139,6 +139,7 @@ def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | No
 
 def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now) -> Iterator[Reason]:
     name = made.name
+    kind = " --kind logical" if made.tables_only else ""
     first = next((run.at for run in made.next_runs if run.kind in BACKUPS), None)
     if not server.usable:
         yield Reason(Status.BAD, f"its policy {made.policy} cannot be used, so nothing starts by itself",
@@ -152,9 +153,9 @@ def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing,
             job.kind in BACKUPS for job in around.last_jobs):
         yield Reason(Status.WARNING, "no backup has been taken yet: the first one " + (
             "is running" if any(job.kind in BACKUPS for job in made.running) else f"starts at {format_time(first)}"),
-            f"to take one now: backupd backup {name}")
+            f"to take one now: backupd backup {name}{kind}")
     elif made.latest is None:
-        yield Reason(Status.BAD, "nothing can be recovered: there is no usable backup", f"backupd backup {name}")
+        yield Reason(Status.BAD, "nothing can be recovered: there is no usable backup", f"backupd backup {name}{kind}")
     elif made.rpo_kept is False and made.rpo is not None and made.rpo_objective is not None:
         yield Reason(Status.BAD, f"{_span(made.rpo)} of work would be lost; objectives.rpo promises "
                      f"{_span(made.rpo_objective)}", f"backupd timeline {name} shows what holds it up")

@@ -25,7 +25,7 @@ from backupd.app.wiring import Wiring, worker_count
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.clock import format_time
-from backupd.model.errors import BackupdError, DamagedError, NotFoundError
+from backupd.model.errors import BackupdError, DamagedError
 from backupd.model.ids import new_id
 from backupd.model.progress import Report
 from backupd.model.proof import Check, Phase, Proof, Witness
@@ -35,6 +35,7 @@ from backupd.recovery.windows import windows
 from restore.build import merged
 from restore.checks import PASSED, compare_with_witness, examine
 from restore.plan import Plan
+from restore.points import none_restorable
 from restore.proof import make_proof
 from restore.rollforward import RolledForward
 from restore.scratch import Scratch, ScratchSpec, scratch_instance
@@ -146,7 +147,7 @@ def _anywhere(wiring: Wiring, server: str) -> Plan:
     """To a moment drawn from all that are recoverable, or, where no binary logs are archived, to any backup."""
     usable = restorable(within_reach(wiring, wiring.catalog.backups.list(server)))
     if not usable:
-        raise NotFoundError(f"server {server} has no restorable backup", hint=f"`backupd backups {server}` shows them")
+        raise none_restorable(server, [one for one in wiring.catalog.backups.list(server) if one.server == server])
     archived = history(wiring, wiring.settings.server(server))
     found = windows(Histories(archived.branches, archived.runs), usable, now=wiring.clock(),
                     repeats=archived.resolver.repeats) if archived else ()

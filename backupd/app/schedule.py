@@ -123,7 +123,7 @@ def legs_of(policy: Policy, server: str, zone: str) -> tuple[Leg, ...]:
     if policy.logical is not None:
         found += [leg(logical_leg(name), cadence, JobKind.LOGICAL, arguments={"set": name})
                   for name, (cadence, _tables) in policy.logical.selections.items()]
-    if policy.test_restore is not None and policy.test_restore.schedule:
+    if policy.test_restore is not None and policy.test_restore.schedule and policy.physical is not None:
         found.append(leg("test_restore", policy.test_restore.schedule, JobKind.TEST_RESTORE,
                          arguments={"target": policy.test_restore.target}))
     if policy.verify is not None:

@@ -139,7 +139,8 @@ class ServerOverview:
     ones, newest first. ``backups``: complete ones; ``protected``: of those, with as many verified copies as the policy
     wants; ``bytes_stored``: of all there are. ``held``, ``paused``: this server or all of them. ``absent_since``: when
     a backup took it out of rotation. ``looked_at``: how it stands was found out then; None: not yet, and nothing is
-    known of what can be recovered.
+    known of what can be recovered. ``tables_only``: only dumps are taken of it, so ``latest``, ``first``, ``rpo`` and
+    ``reach`` are of tables; the server as a whole cannot be restored.
     """
 
     name: str
@@ -170,6 +171,7 @@ class ServerOverview:
     paused: Hold | None = None
     absent_since: datetime | None = None
     looked_at: datetime | None = None
+    tables_only: bool = False
 
     @property
     def last_success(self) -> datetime | None:
@@ -188,7 +190,8 @@ class ServerOverview:
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "policy": self.policy, "status": str(self.status),
                 "reasons": [reason.as_json() for reason in self.reasons],
-                "latest": _time(self.latest), "first": _time(self.first), "rpo_seconds": _seconds(self.rpo),
+                "latest": _time(self.latest), "tables_only": self.tables_only,
+                "first": _time(self.first), "rpo_seconds": _seconds(self.rpo),
                 "rpo_objective_seconds": _seconds(self.rpo_objective), "rpo_kept": self.rpo_kept,
                 "rto_seconds": _seconds(self.rto), "rto_objective_seconds": _seconds(self.rto_objective),
                 "rto_kept": self.rto_kept, "windows": self.windows, "gaps": self.gaps,

@@ -60,6 +60,7 @@ class Standing:
     bytes_stored: int
     confirmed: Confirmed
     trouble: str = ""
+    tables_only: bool = False
 
     def moved(self, confirmed: Confirmed, now: datetime) -> Standing:
         """The same with what is ``confirmed`` by ``now``."""
@@ -217,7 +218,8 @@ def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> S
         last_backups=_last(complete), backups=len(complete), protected=len(good),
         unprotected_since=min(later, default=None),
         bytes_stored=max(sum(one.stats.bytes_new for one in alive),
-                         max((one.stats.bytes_stored for one in alive), default=0)), confirmed=confirmed)
+                         max((one.stats.bytes_stored for one in alive), default=0)), confirmed=confirmed,
+        tables_only=found.tables_only)
 
 
 def _last(complete: Iterable[BackupRecord]) -> tuple[LastBackup, ...]:

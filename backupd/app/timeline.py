@@ -46,8 +46,13 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
         troubles=_troubles(server, said[0], now) if said and is_streamed else None,
         warnings=(*kept_apart(wiring, server_name),
                   *(stream_troubles(server_name, said, now) if is_streamed else ())),
-        places=server.others if server.usable else (),
+        places=server.others if server.usable else (), by_dumps=by_dumps(server),
         repeats=archived.resolver.repeats if archived else nobody_knows)
+
+
+def by_dumps(server: ServerSettings) -> bool:
+    """Does its policy take dumps and nothing else?"""
+    return server.usable and server.policy.physical is None and server.policy.logical is not None
 
 
 def _troubles(server: ServerSettings, row: Mapping[str, Any], now: datetime) -> Mapping[str, str]:

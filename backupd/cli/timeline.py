@@ -34,10 +34,16 @@ def timeline(context: typer.Context, server: Server, config: Config = None, as_j
 def show_timeline(screen: Screen, found: Timeline) -> None:
     if found.latest is None:
         screen.line(f"nothing of {found.server} is recoverable", style="bold red")
-        screen.line(f"-> take a backup: backupd backup {found.server} --kind full")
+        kind = "logical" if found.tables_only else "full"
+        screen.line(f"-> take a backup: backupd backup {found.server} --kind {kind}")
     else:
-        screen.line(f"{found.server} is recoverable up to {_time(found.latest)}, "
+        what = f"tables of {found.server} are" if found.tables_only else f"{found.server} is"
+        screen.line(f"{what} recoverable up to {_time(found.latest)}, "
                     f"{format_duration((found.now - found.latest).total_seconds())} ago", style="bold")
+        if found.tables_only:
+            screen.line("the server as a whole is not: its policy takes dumps only, and dumps restore tables")
+            screen.line(f"-> all of its tables: backupd restore {found.server} --to latest --tables '*.*' --sql DIR, "
+                        "or --into SERVER")
     for text in found.warnings:
         screen.line(f"! {text}", style="yellow")
     screen.line()

@@ -121,6 +121,13 @@ def restorable(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
     return tuple(sorted(found.values(), key=_order))
 
 
+def dumps(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
+    """Complete logical backups that one destination holds, oldest first: those of the set without a name, which is the
+    server's main one, or, where there is none, of all sets. Out of them tables are restored, never a server."""
+    listed = [b for b in backups if b.state is BackupState.COMPLETE and b.kind is BackupKind.LOGICAL and _places(b)]
+    return tuple(sorted([b for b in listed if not b.table_set] or listed, key=_order))
+
+
 def _places(backup: BackupRecord) -> frozenset[str]:
     return frozenset(copy.destination for copy in backup.copies if copy.state != "deleted")
 

@@ -17,7 +17,7 @@ from backupd.model.clock import format_time
 from backupd.model.proof import Proof
 from backupd.model.server import Position
 from backupd.recovery.branches import Histories
-from backupd.recovery.chains import restorable
+from backupd.recovery.chains import dumps, restorable
 from backupd.recovery.runs import Place, first_of, last_of, parted, place_of
 from backupd.recovery.windows import Repeats, Window, abandoned, nobody_knows, windows
 
@@ -51,7 +51,8 @@ class Reach:
 class Timeline:
     """``windows`` by branch and time, the one that ends at ``latest`` is the last. ``gaps``: at no destination, or at
     the one that they name. ``predicted_rto``: of a restore to the latest moment; None where there is none.
-    ``warnings``: what makes the end of it doubtful."""
+    ``warnings``: what makes the end of it doubtful. ``tables_only``: the moments are those to which tables can be
+    restored, out of dumps; the server as a whole cannot."""
 
     server: str
     now: datetime
@@ -63,6 +64,7 @@ class Timeline:
     predicted_rto: timedelta | None = None
     objectives: Objectives = field(default_factory=Objectives)
     warnings: tuple[str, ...] = ()
+    tables_only: bool = False
 
     @property
     def latest(self) -> datetime | None:
@@ -81,7 +83,8 @@ class Timeline:
 
     @property
     def rto_kept(self) -> bool | None:
-        if self.objectives.rto is None:
+        """None without an objective, and where no server is ever restored."""
+        if self.objectives.rto is None or self.tables_only:
             return None
         return self.predicted_rto is not None and self.predicted_rto <= self.objectives.rto
 
@@ -95,7 +98,7 @@ class Timeline:
             "server": self.server, "at": format_time(self.now),
             "windows": [_window_json(window) for window in self.windows],
             "gaps": [_gap_json(gap) for gap in self.gaps],
-            "latest": _time(self.latest), "warnings": list(self.warnings),
+            "latest": _time(self.latest), "tables_only": self.tables_only, "warnings": list(self.warnings),
             "destinations": [reach.as_json() for reach in self.destinations],
             "branches": [
                 {"id": branch.id, "reason": str(branch.reason), "from": format_time(branch.noticed_at),
@@ -114,15 +117,20 @@ def timeline(
     server: str, backups: Iterable[BackupRecord], branches: Iterable[Branch], runs: Iterable[Run],
     gaps: Iterable[Gap] = (), *, now: datetime, proofs: Iterable[Proof] = (), predicted_rto: timedelta | None = None,
     objectives: Objectives | None = None, troubles: Mapping[str, str] | None = None, warnings: Iterable[str] = (),
-    places: Iterable[str] = (), repeats: Repeats = nobody_knows,
+    places: Iterable[str] = (), repeats: Repeats = nobody_knows, by_dumps: bool = False,
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
     to the latest moment (restore.planner tells it). ``troubles``: of destinations, ``warnings``: of the stream.
-    ``places``: destinations that are told of though they hold nothing. ``repeats``: see ``windows``."""
+    ``places``: destinations that are told of though they hold nothing. ``repeats``: see ``windows``. ``by_dumps``: only
+    dumps are taken of it, so where no physical backup can be restored the moments are those of tables."""
+    backups = tuple(backups)
     own_gaps = [gap for gap in gaps if gap.server == server]
     pieces = parted([run for run in runs if run.server == server], own_gaps)
     known = [branch for branch in branches if branch.server == server]
     usable = restorable(backup for backup in backups if backup.server == server)
+    tables_only = by_dumps and not usable
+    if tables_only:
+        usable = dumps(backup for backup in backups if backup.server == server)
     held = _held(usable)
     names = list(dict.fromkeys([*(name for places in held.values() for name in sorted(places)),
                                 *(run.destination for run in pieces), *places]))
@@ -141,7 +149,7 @@ def timeline(
         last_proof=max((proof for proof in proofs if proof.server == server), key=lambda proof: proof.finished_at,
                        default=None),
         predicted_rto=predicted_rto, objectives=objectives or Objectives(),
-        warnings=tuple(_warnings(together, found, reaches, troubles or {}, warnings)))
+        warnings=tuple(_warnings(together, found, reaches, troubles or {}, warnings)), tables_only=tables_only)
 
 
 def _warnings(histories: Histories, found: Sequence[Window], reaches: Sequence[Reach], troubles: Mapping[str, str],

@@ -14,9 +14,12 @@ import pytest
 from sqlalchemy import event
 
 from backupd.app import standing
+from backupd.app.measuring import measure
+from backupd.app.objectives import ObjectivesWatch
 from backupd.app.overview import ServerOverview, Status, overview
 from backupd.app.placeview import Glimpse, PlaceView, places
 from backupd.app.reachwatch import ReachWatch
+from backupd.app.restores import plan
 from backupd.app.timeline import timeline
 from backupd.app.wiring import Wiring, owner
 from backupd.catalog.absences import Absence
@@ -147,6 +150,36 @@ def test_a_server_that_nothing_can_be_recovered_of_is_bad_and_the_next_step_is_n
         "nothing can be recovered: there is no usable backup", "backupd backup db1")
     desk.catalog.backups.add(samples.backup(2, server="db1", state=BackupState.DAMAGED))
     assert desk.look().status is Status.BAD, "a damaged backup recovers nothing"
+
+
+def test_a_server_of_which_dumps_are_taken_is_good_for_its_tables_and_nothing_impossible_is_planned(
+    short_tmp: Path
+) -> None:
+    policy = ('logical: {schedule: "0 1 * * *"}\nbinlog: {}\ndestinations: {required: [local]}\n'
+              'objectives: {rpo: 1m, rto: 1h}\nprotection: {copies: 1, off_site: 0}\n'
+              'test_restore: {schedule: "0 6 * * *", target: random}\n')
+    with desk_of(short_tmp, policy) as desk:
+        desk.stream()
+        failed = desk.look()
+        assert failed.reasons[0].hint == "to take one now: backupd backup db1 --kind logical"
+        desk.backup(kind=BackupKind.LOGICAL)
+        desk.logs(NOW)
+        found = desk.look()
+        assert (found.status, found.tables_only, found.latest, found.rpo_kept, found.rto_kept) == (
+            Status.GOOD, True, NOW, True, None)
+        assert [run.leg for run in found.next_runs] == ["logical"], "no test restore, which could only fail"
+        watch = ObjectivesWatch(timeline)
+        watch.step(desk.wiring, NOW)
+        watch.step(desk.wiring, NOW + 10 * MINUTE)
+        assert [event.kind for event in desk.catalog.events.list()] == []
+        with pytest.raises(NotFoundError, match="cannot be restored as a whole: it has dumps only") as caught:
+            plan(desk.wiring, "db1", "latest", None)
+        assert "--kind full" not in caught.value.hint
+        assert "backupd restore db1 --to latest --tables '*.*' --sql DIR" in caught.value.hint
+        metrics = {metric.name: told["db1",] for metric, told in measure(desk.wiring, NOW)
+                   if "_recoverable" in metric.name}
+        assert metrics["backupd_server_recoverable"] == 0
+        assert metrics["backupd_server_tables_recoverable"] == 1
 
 
 def test_a_server_with_a_backup_is_good_and_its_figures_are_told(desk: Desk) -> None:

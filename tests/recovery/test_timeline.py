@@ -57,6 +57,31 @@ def test_a_window_goes_from_the_first_backup_to_what_was_confirmed_and_each_dest
     assert (found.rpo, found.rpo_kept, found.rto_kept) == (timedelta(minutes=6), False, True)
 
 
+def test_of_a_server_of_which_only_dumps_are_taken_the_moments_are_those_of_tables(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    dumps = (replace(backup(2, 3), kind=BackupKind.LOGICAL),
+             replace(backup(9, 8, "local"), kind=BackupKind.LOGICAL, table_set="two"))
+    promised = Objectives(timedelta(minutes=10), timedelta(hours=1))
+    found = timeline("shop", dumps, (FIRST,), WHOLE, now=NOW, objectives=promised, by_dumps=True)
+    assert found.tables_only
+    assert [(w.begin, w.end, w.destinations) for w in found.windows] == [(at(2), at(11.9), ("local", "offsite"))]
+    assert (found.rpo, found.rpo_kept, found.rto_kept) == (timedelta(minutes=6), True, None)
+    assert found.as_json()["tables_only"] is True
+    show_timeline(Screen(as_json=False), found)
+    shown = capsys.readouterr().out
+    assert shown.startswith("tables of shop are recoverable up to 2026-11-21 11:54:00Z, 6m ago\n"
+                            "the server as a whole is not: its policy takes dumps only, and dumps restore tables\n")
+    assert "--kind full" not in shown
+    nothing = timeline("shop", (), (FIRST,), WHOLE, now=NOW, objectives=promised, by_dumps=True)
+    assert (nothing.latest, nothing.tables_only) == (None, True)
+    show_timeline(Screen(as_json=False), nothing)
+    assert "backupd backup shop --kind logical" in capsys.readouterr().out
+    assert timeline("shop", dumps, (FIRST,), WHOLE, now=NOW).latest is None, "whose policy takes physical ones"
+    whole = timeline("shop", (*dumps, backup(5, 5)), (FIRST,), WHOLE, now=NOW, by_dumps=True)
+    assert (whole.tables_only, whole.windows[0].begin) == (False, at(5))
+
+
 def test_a_missing_segment_splits_the_window_and_the_gap_names_both_places() -> None:
     torn = (run("local", 1, 5, 5), run("local", 7, 12, 11.9, ending=Ending.OPEN))
     document = made(*torn).as_json()
