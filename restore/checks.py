@@ -3,6 +3,7 @@ witness saw."""
 
 from __future__ import annotations
 
+import math
 import queue
 import re
 import threading
@@ -14,19 +15,21 @@ from typing import TypeVar
 
 from backupd.engine.client import Connection, Session, error_code
 from backupd.engine.launch import OWN_ACCOUNT
+from backupd.engine.objects import SEQUENCE, TABLE, digests, list_objects
 from backupd.engine.probe import read_dialect
 from backupd.engine.tables import list_tables
 from backupd.engine.witness import checksums, object_counts
 from backupd.model.errors import ServerError
 from backupd.model.progress import Progress, Report
-from backupd.model.proof import Check, Witness
+from backupd.model.proof import Check, Tally, Witness
 from backupd.model.server import Position
-from backupd.model.table import TableName
+from backupd.model.table import TableName, quote_name
 from restore.points import same_position
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 CHECK_TABLES = "every table opens (CHECK TABLE)"
 CHECKSUMS = "table checksums equal the witness"
+DEFINITIONS = "everything the witness names is there, defined as it was"
 OBJECTS = "views, triggers, routines, events and users as the witness counted"
 CHECK_SECONDS = 300.0
 """The most that one statement of a policy may take."""
@@ -34,6 +37,9 @@ _TOO_LATE = (1969, 3024)
 """ER_STATEMENT_TIMEOUT of MariaDB, ER_QUERY_TIMEOUT of MySQL."""
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*")
 _NAMED = 20
+_OWN = quote_name(OWN_ACCOUNT, "localhost")
+_LISTED = ("engine ", "a sequence", "not reached within", "the server's history list")
+"""How the reasons of old witnesses begin that say nothing against the table."""
 
 _Answer = TypeVar("_Answer")
 
@@ -47,14 +53,14 @@ def examine(
     position: Position,
     workers: int,
     report: Report,
-    compared: tuple[Sequence[Check], int] | None = None,
-) -> tuple[list[Check], int]:
-    """Every check there is; gives the answers and how many tables were compared with the witness. ``compared``: of a
-    comparison that was made before, at another place, and is not made again."""
-    compared_checks, tables_compared = compared or compare_with_witness(
+    compared: tuple[Sequence[Check], Tally] | None = None,
+) -> tuple[list[Check], Tally]:
+    """Every check there is; gives the answers and what was compared with the witness. ``compared``: of a comparison
+    that was made before, at another place, and is not made again."""
+    compared_checks, tally = compared or compare_with_witness(
         connection, witness, position, workers=workers, report=report)
     tables = check_tables(connection, workers=workers, report=report)
-    return [tables, *check_sql(connection, statements, target=target), *compared_checks], tables_compared
+    return [tables, *check_sql(connection, statements, target=target), *compared_checks], tally
 
 
 def check_tables(connection: Connection, *, workers: int, report: Report) -> Check:
@@ -149,13 +155,15 @@ def _number(value: object) -> Decimal | None:
 
 def compare_with_witness(
     connection: Connection, witness: Witness | None, position: Position, *, workers: int, report: Report
-) -> tuple[list[Check], int]:
-    """The checks, and how many tables were compared with the witness of the source.
+) -> tuple[list[Check], Tally]:
+    """The checks, and what was compared with the witness of the source: every table, view, routine ... that it names
+    has to be there, whether the witness holds a checksum of it or not.
 
     Compared only where the witness saw the very position that was restored; else it says so and gives both.
     """
     if witness is None:
-        return [Check(CHECKSUMS, SKIPPED, "no witness was taken of this server")], 0
+        return [Check(CHECKSUMS, SKIPPED, "there is no witness between this backup and the target, so there is nothing "
+                                          "to compare with")], Tally()
     if not same_position(witness.position, position):
         return [
             Check(
@@ -163,28 +171,79 @@ def compare_with_witness(
                 SKIPPED,
                 f"the witness was taken at {_place(witness.position)}, restored is {_place(position)}",
             )
-        ], 0
-    wanted = sorted(TableName.parse(name) for name in witness.checksums)
+        ], Tally()
+    wanted = sorted(TableName.parse(name) for name in {*witness.checksums, *witness.rows})
 
     def look(session: Session, table: TableName) -> str | None:
-        answer = checksums(session, [table])
         name = str(table)
+        if name not in witness.checksums:
+            return _compare_rows(session, table, witness.rows[name])
+        answer = checksums(session, [table])
         if name in answer.failed:
             return f"{name}: {answer.failed[name]}"
         expected = witness.checksums[name]
         return None if answer.values[name] == expected else f"{name}: {answer.values[name]}, not {expected}"
 
     wrong = sorted(p for p in _spread(connection, wanted, look, workers, report) if p)
+    there, tally = _compare_definitions(connection, witness)
     compared = len(wanted)
     detail = (
         f"{len(wrong)} of {compared} tables differ: {_joined(wrong)}"
         if wrong
-        else f"{compared} tables at {_place(position)}"
+        else f"{len(witness.checksums)} tables at {_place(position)}; {tally}"
     )
-    if witness.uncovered:
-        detail += f"; not covered by the witness: {len(witness.uncovered)} tables"
-    outcome = FAILED if wrong else PASSED if compared else SKIPPED
-    return [Check(CHECKSUMS, outcome, detail), _compare_objects(connection, witness)], compared
+    outcome = FAILED if wrong else PASSED if witness.checksums else SKIPPED
+    return [Check(CHECKSUMS, outcome, detail), there, _compare_objects(connection, witness)], tally
+
+
+def _compare_rows(session: Session, table: TableName, expected: int) -> str | None:
+    try:
+        number = int(session.scalar(f"SELECT COUNT(*) FROM {table}"))  # noqa: S608 - a quoted name
+    except ServerError as error:
+        session.ping()
+        return f"{table}: {error.detail}"
+    return None if number == expected else f"{table}: {number} rows, not {expected}"
+
+
+def _compare_definitions(connection: Connection, witness: Witness) -> tuple[Check, Tally]:
+    """Is everything there that the witness names, and defined as it was? Definitions that two versions of a server
+    print differently are told and no failure: nobody knows that they differ."""
+    wanted = witness.definitions
+    if wanted is None:
+        wanted = {TABLE: dict.fromkeys(_named_tables(witness), "")}
+    with connection.connect() as session:
+        listed = {kind: names - {_OWN} for kind, names in list_objects(session).items()}
+        version = str(session.scalar("SELECT @@GLOBAL.version"))
+        kinds = {kind: names for kind, names in wanted.items() if kind in listed or not names}
+        tables = listed.get(TABLE, frozenset()) | listed.get(SEQUENCE, frozenset())
+        if witness.definitions is None:
+            listed[TABLE] = tables  # it did not tell them apart
+        known = {kind: frozenset(name for name, digest in names.items() if digest) & listed.get(kind, frozenset())
+                 for kind, names in kinds.items()}
+        found = digests(session, known, seconds=math.inf)
+    missing = [f"{kind} {name} is not there" for kind, names in sorted(kinds.items())
+               for name in sorted(names.keys() - listed.get(kind, frozenset()))]
+    unread = [f"{kind} {name}" for kind, names in sorted(found.items()) for name, digest in names.items() if not digest]
+    changed = [f"{kind} {name} is defined differently" for kind, names in sorted(found.items())
+               for name, digest in names.items() if digest and digest != wanted[kind][name]]
+    unread += [f"{kind} {name}" for kind in sorted(wanted.keys() - kinds.keys()) for name in sorted(wanted[kind])]
+    present = (wanted.get(TABLE, {}).keys() | wanted.get(SEQUENCE, {}).keys()) & tables
+    tally = Tally(len(witness.checksums), len(present - witness.checksums.keys()), len(unread))
+    wrong = missing if witness.version != version else [*missing, *changed]
+    if wrong:
+        return Check(DEFINITIONS, FAILED, f"{len(wrong)}: {_joined(wrong)}"), tally
+    number = sum(map(len, wanted.values()))
+    told = f"{number} objects, {sum(map(len, found.values())) - len(unread)} definitions compared"
+    if changed:
+        told += (f"; printed differently by {version} than by the source's {witness.version}: {_joined(changed)}")
+    if unread:
+        told += f"; not looked at: {_joined(unread)}"
+    return Check(DEFINITIONS, PASSED, told), tally
+
+
+def _named_tables(witness: Witness) -> set[str]:
+    """Of a witness without definitions: tables that it listed. What it lost from sight while it read may be gone."""
+    return {*witness.checksums, *(name for name, why in witness.uncovered.items() if why.startswith(_LISTED))}
 
 
 def _compare_objects(connection: Connection, witness: Witness) -> Check:

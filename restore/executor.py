@@ -328,7 +328,7 @@ class _Restore:
                 server = stack.enter_context(looked_at(config, facts.server, replica=spec.replica))
             self._report(Progress("verify"))
             with self._watch.phase("verified", size):
-                checks, compared = examine(
+                checks, tally = examine(
                     server.connection,
                     statements=spec.checks,
                     target=spec.moment,
@@ -341,7 +341,7 @@ class _Restore:
         with self._watch.phase("started", size):
             shutil.rmtree(config.directory, ignore_errors=True)
             started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
-        return replace(outcome, checks=tuple(checks), tables_compared=compared, started=started)
+        return replace(outcome, checks=tuple(checks), tables_compared=tally.equal, started=started)
 
     def _rolled(self) -> RolledForward | None:
         return RolledForward.from_json(self._state.replay) if self._state.replay else None

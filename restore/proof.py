@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from backupd.model import proof as proofs
-from backupd.model.proof import Check, Phase, Proof
+from backupd.model.proof import Check, Phase, Proof, Tally
 from restore.checks import FAILED
 
 
@@ -20,7 +20,7 @@ def make_proof(
     finished_at: datetime,
     phases: Sequence[Phase],
     checks: Sequence[Check],
-    tables_compared: int,
+    tally: Tally,
     error: str = "",
     obstacle: str = "",
     warnings: Sequence[str] = (),
@@ -28,7 +28,8 @@ def make_proof(
 ) -> Proof:
     """``failed`` when a check failed or the data was found damaged (``error``: the whole text), ``undecided`` when
     something else ended the test early (``obstacle``: the whole text), ``proved`` when tables were compared with a
-    witness, ``restored`` when there was none to compare with, or when what was restored is ``older`` than what is known
+    witness, ``restored`` when there was none to compare with or not all of it could be
+    looked at, or when what was restored is ``older`` than what is known
     to exist."""
     told = "; ".join(f"{check.name}: {check.detail}" for check in checks if check.outcome == FAILED)
     if error or told:
@@ -36,7 +37,7 @@ def make_proof(
     elif obstacle:
         outcome, error = proofs.UNDECIDED, obstacle
     else:
-        outcome = proofs.PROVED if tables_compared and not older else proofs.RESTORED
+        outcome = proofs.PROVED if tally.equal and not tally.unseen and not older else proofs.RESTORED
     return Proof(
         id=proof_id,
         server=server,
@@ -47,7 +48,9 @@ def make_proof(
         finished_at=finished_at,
         phases=tuple(phases),
         checks=tuple(checks),
-        tables_compared=tables_compared,
+        tables_compared=tally.equal,
+        tables_present=tally.present,
+        not_looked_at=tally.unseen,
         error=error,
         warnings=tuple(warnings),
         older=older,

@@ -17,6 +17,7 @@ _BACKUP: dict[str, Any] = {
     "position": {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}, "flavour": "mariadb",
     "server_version": "10.11.19", "tool_version": "10.11.19", "pinned": False, "warnings": [], "from_lsn": 0,
     "to_lsn": 48211022, "reason": "", "set": "", "tables_missing": 0, "protected": True, "apart": False,
+    "partial": False, "missing": [], "doubtful": "",
     "copies": [{"destination": "local", "state": "complete", "stored_at": "2026-11-21T02:07:12Z",
                 "verified_at": "2026-11-21T05:00:00Z"}]}
 
@@ -68,6 +69,10 @@ class Backup(Shape):
     tables_missing: int = Field(
         description="Of a logical backup: tables that could not be dumped. Of a physical one: tables that its tool "
                     "leaves out and no logical backup takes.")
+    partial: bool = Field(description="It lacks tables that other backups of its kind have.")
+    missing: list[str] = Field(description="Of a physical backup: tables of which files are not in it.")
+    doubtful: str = Field(description="Why nobody should count on it before a test restore has shown that it works; "
+                                      "empty as a rule.")
     protected: bool = Field(description="It has as many verified copies as the policy wants.")
     apart: bool = Field(description="It is of another server, which answered under this name and which nobody has "
                                     "accepted: no rule, no proof and no target but its own id means it.")

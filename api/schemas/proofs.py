@@ -15,7 +15,8 @@ PROOF: dict[str, Any] = {
     "finished_at": "2026-11-21T06:04:31Z", "seconds": 271.4,
     "phases": [{"name": "fetch", "seconds": 61.2, "bytes": 734003200}],
     "checks": [{"name": "checksums", "outcome": "passed", "detail": "37 tables are equal to the source's"}],
-    "tables_compared": 37, "error": "", "warnings": [], "older": False}
+    "tables_compared": 37, "tables_present": 2, "not_looked_at": 0, "withdrawn": "", "error": "", "warnings": [],
+    "older": False}
 
 
 class Check(Shape):
@@ -37,13 +38,18 @@ class Proof(Shape):
     server: str
     backup: str
     target: str
-    outcome: str = Field(pattern="^(proved|restored|failed|undecided|inexact)$")
+    outcome: str = Field(pattern="^(proved|restored|failed|undecided|inexact|withdrawn)$")
     started_at: Time
     finished_at: Time
     seconds: float
     phases: list[Phase]
     checks: list[Check]
-    tables_compared: int
+    tables_compared: int = Field(description="Tables whose rows are equal to the witness.")
+    tables_present: int = Field(description="Tables that are there, defined as at the source, of whose rows nothing is "
+                                            "known.")
+    not_looked_at: int = Field(description="Tables and other objects of the witness that could not be looked at; "
+                                           "more than 0 is never `proved`.")
+    withdrawn: str = Field(description="Why this proof does not count any more; empty as a rule.")
     error: str
     warnings: list[str]
     older: bool
@@ -52,7 +58,7 @@ class Proof(Shape):
 class ProofsQuery(Dated):
     server: Name | None = Field(None, description="Only those of this server.")
     backup: Text | None = Field(None, max_length=64, description="Only those of this backup.")
-    outcome: Literal["proved", "restored", "failed", "undecided", "inexact"] | None = Field(
+    outcome: Literal["proved", "restored", "failed", "undecided", "inexact", "withdrawn"] | None = Field(
         None, description="Only those that ended so.")
 
 

@@ -210,8 +210,10 @@ _MARK_KINDS = {BackupKind.PHYSICAL_FULL: "full", BackupKind.PHYSICAL_INCREMENTAL
 
 def _of_backup(backup: BackupRecord, view: View) -> Mark:
     at = backup_moment(backup)
-    tone = ("bad" if backup.state is BackupState.DAMAGED else "warning" if backup.tables_missing else "good")
-    trouble = {"bad": ", damaged", "warning": f", {backup.tables_missing} tables missing", "good": ""}[tone]
+    lacking = max(backup.tables_missing, backup.not_dumped)
+    tone = ("bad" if backup.state is BackupState.DAMAGED else "warning" if backup.doubtful or lacking else "good")
+    trouble = {"bad": ", damaged", "warning": f", {lacking} tables missing" if lacking else ", doubtful",
+               "good": ""}[tone]
     return Mark(view.percent(at), _MARK_KINDS[backup.kind], tone,
                 f"{kind_word(backup.kind)} of {moment_text(at)}{trouble}", (backup.id,), at, at)
 

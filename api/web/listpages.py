@@ -21,7 +21,7 @@ from backupd.recovery.chains import chain_of
 
 PAGE = 60
 _MESSAGES = 30
-_OUTCOMES = ("proved", "restored", "failed", "undecided", "inexact")
+_OUTCOMES = ("proved", "restored", "failed", "undecided", "inexact", "withdrawn")
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(allowed(Role.VIEWER))])
 

@@ -21,8 +21,8 @@ GOOD, WARNING, BAD, BUSY, QUIET = "good", "warning", "bad", "busy", "quiet"
 
 _TONES = {
     GOOD: ("good", "succeeded", "complete", "proved", "passed", "sent", "ok", "kept", "closed", "reachable", "active"),
-    WARNING: ("warning", "partial", "restored", "undecided", "inexact", "missed", "skipped", "abandoned", "waiting",
-              "acknowledged", "paused", "held", "degraded"),
+    WARNING: ("warning", "partial", "restored", "undecided", "inexact", "withdrawn", "missed", "skipped", "abandoned",
+              "waiting",              "acknowledged", "paused", "held", "degraded"),
     BAD: ("bad", "error", "failed", "damaged", "broken", "gap", "unreachable", "revoked", "expired", "refused"),
     BUSY: ("running", "queued", "open", "thawing"),
 }

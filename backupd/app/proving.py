@@ -28,7 +28,7 @@ from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, DamagedError
 from backupd.model.ids import new_id
 from backupd.model.progress import Report
-from backupd.model.proof import Check, Phase, Proof, Witness
+from backupd.model.proof import Check, Phase, Proof, Tally, Witness
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import restorable
 from backupd.recovery.windows import windows
@@ -64,7 +64,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     trial = _trial(wiring, chosen, record)
     phases: list[Phase] = []
     checks: list[Check] = []
-    started_at, compared, trouble, obstacle = wiring.clock(), 0, "", ""
+    started_at, tally, trouble, obstacle = wiring.clock(), Tally(), "", ""
     scratch = ScratchSpec(
         scratch_id=new_id(started_at), server=server_name, chain=chosen.chain, replay=trial.replay,
         path=settings.scratch.path, max_bytes=settings.scratch.max_bytes, memory=settings.scratch.memory,
@@ -76,7 +76,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
             examination = _Examination(wiring, copy, trial, report, phases)
             rolled = examination.roll_forward()
             begun = wiring.clock()
-            checks, compared = examine(
+            checks, tally = examine(
                 copy.connection, statements=statements(server), target=moment_of(chosen, record),
                 witness=trial.witness, position=rolled.stop.position if rolled else record.position,
                 workers=worker_count(), report=report, compared=examination.compared)
@@ -90,7 +90,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     proof = make_proof(
         proof_id=scratch.scratch_id, server=server_name, backup_id=record.id,
         target=chosen.target if target == RANDOM else target, started_at=started_at, finished_at=wiring.clock(),
-        phases=merged(phases), checks=checks, tables_compared=compared, error=trouble, obstacle=obstacle,
+        phases=merged(phases), checks=checks, tally=tally, error=trouble, obstacle=obstacle,
         warnings=chosen.warnings, older=chosen.older is not None)
     wiring.catalog.proofs.add(proof)
     after_job(wiring)
@@ -114,7 +114,7 @@ class _Examination:
         self._trial = trial
         self._report = report
         self._phases = phases
-        self.compared: tuple[Sequence[Check], int] | None = None
+        self.compared: tuple[Sequence[Check], Tally] | None = None
 
     def roll_forward(self) -> RolledForward | None:
         """Replay, and compare on the way; None where there is nothing to replay."""

@@ -93,6 +93,10 @@ class Backups:
         """Raises NotFoundError."""
         self._change(backup_id, state=str(state))
 
+    def set_missing(self, backup_id: str, missing: Sequence[str], doubtful: str) -> None:
+        """What a look at its files told; see ``BackupRecord``. Raises NotFoundError."""
+        self._change(backup_id, missing=list(missing), doubtful=doubtful)
+
     def pin(self, backup_id: str, *, pinned: bool = True) -> None:
         """Keep the backup whatever retention says, or no longer. Raises NotFoundError."""
         self._change(backup_id, pinned=pinned)
@@ -173,7 +177,8 @@ def _columns(record: BackupRecord) -> dict[str, Any]:
         "tool_version": record.tool_version, "pinned": record.pinned, "warnings": list(record.warnings),
         "from_lsn": record.from_lsn, "to_lsn": record.to_lsn, "server_uuid": record.server_uuid,
         "reason": record.reason, "table_set": record.table_set, "tables_missing": record.tables_missing,
-        "manifest": record.manifest,
+        "manifest": record.manifest, "missing": None if record.missing is None else list(record.missing),
+        "doubtful": record.doubtful,
     }
 
 
@@ -203,6 +208,7 @@ def _record(row: RowMapping, found: Iterable[Copy], strangers: Collection[tuple[
         warnings=tuple(row["warnings"]), copies=tuple(found), from_lsn=row["from_lsn"], to_lsn=row["to_lsn"],
         server_uuid=row["server_uuid"], reason=row["reason"],
         table_set=row["table_set"], tables_missing=row["tables_missing"], manifest=row["manifest"],
+        missing=None if row["missing"] is None else tuple(row["missing"]), doubtful=row["doubtful"],
         apart=(row["server"], row["server_uuid"]) in strangers)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
@@ -12,7 +12,7 @@ from backupd.catalog.listed import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.phases import phases_from, phases_json
 from backupd.catalog.tables import proofs
 from backupd.model.errors import NotFoundError
-from backupd.model.proof import Check, Proof
+from backupd.model.proof import WITHDRAWN, Check, Proof
 
 
 class Proofs:
@@ -30,7 +30,13 @@ class Proofs:
                 outcome=proof.outcome, started_at=proof.started_at, finished_at=proof.finished_at,
                 phases=phases_json(proof.phases), checks=[check.as_json() for check in proof.checks],
                 tables_compared=proof.tables_compared, error=proof.error, warnings=list(proof.warnings),
-                older=proof.older))
+                older=proof.older, tables_present=proof.tables_present,
+                not_looked_at=proof.not_looked_at, withdrawn=proof.withdrawn))
+
+    def withdraw(self, proof_id: str, why: str) -> None:
+        """It does not count any more. Quiet when it is gone."""
+        with self._database.write() as connection:
+            connection.execute(update(proofs).where(proofs.c.id == proof_id).values(outcome=WITHDRAWN, withdrawn=why))
 
     def get(self, proof_id: str) -> Proof:
         """Raises NotFoundError."""
@@ -76,4 +82,5 @@ def _proof(row: RowMapping) -> Proof:
         started_at=row["started_at"], finished_at=row["finished_at"], phases=phases_from(row["phases"]),
         checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in row["checks"]),
         tables_compared=row["tables_compared"], error=row["error"], warnings=tuple(row["warnings"] or ()),
-        older=bool(row["older"]))
+        older=bool(row["older"]),
+        tables_present=row["tables_present"], not_looked_at=row["not_looked_at"], withdrawn=row["withdrawn"])

@@ -108,6 +108,8 @@ backups = Table(
     Column("table_set", String(64), nullable=False, server_default=text("''")),
     Column("tables_missing", BigInteger, nullable=False, server_default="0"),
     Column("manifest", String(64), nullable=False, server_default=text("''")),
+    Column("missing", JSON(none_as_null=True)),
+    Column("doubtful", FreeText, nullable=False, server_default=text("''")),
     Index(None, "server", "finished_at"),
 )
 
@@ -246,6 +248,9 @@ proofs = Table(
     Column("error", FreeText, nullable=False),
     Column("warnings", JSON),
     Column("older", Boolean),
+    Column("tables_present", Integer, nullable=False, server_default="0"),
+    Column("not_looked_at", Integer, nullable=False, server_default="0"),
+    Column("withdrawn", FreeText, nullable=False, server_default=text("''")),
     Index(None, "server", "finished_at"),
     Index(None, "backup_id"),
 )

@@ -19,6 +19,7 @@ _KINDS = {
     BackupKind.PHYSICAL_INCREMENTAL: "incr",
     BackupKind.LOGICAL: "logical",
 }
+_NAMED = 20
 _MARKS = {"error": ("FAIL", "bold red"), "warning": ("warn", "yellow"), "ok": ("ok", "green")}
 
 
@@ -61,12 +62,17 @@ def _kind_text(record: BackupRecord) -> str:
 
 def _state_text(record: BackupRecord) -> str:
     """``complete``, ``damaged``, ``2 missing`` of a complete one without two of its tables; ``+kept``, ``+apart``."""
-    lacking = record.tables_missing and record.state is BackupState.COMPLETE
-    state = f"{record.tables_missing} missing" if lacking else str(record.state)
+    lacking = max(record.tables_missing, record.not_dumped)
+    state = f"{lacking} missing" if lacking and record.state is BackupState.COMPLETE else str(record.state)
+    if record.doubtful and record.state is BackupState.COMPLETE:
+        state = "doubtful"
     return state + (" +kept" if record.pinned else "") + (" +apart" if record.apart else "")
 
 
 def _missing_text(record: BackupRecord) -> str:
+    if record.missing:
+        return (f"PARTIAL: {len(record.missing)} tables are not in it: {', '.join(record.missing[:_NAMED])}"
+                + (f" and {len(record.missing) - _NAMED} more" if len(record.missing) > _NAMED else ""))
     if not record.tables_missing:
         return ""
     why = "could not be dumped" if record.kind is BackupKind.LOGICAL else "are left out by its tool, and never dumped"
@@ -87,6 +93,7 @@ def show_backup(screen: Screen, record: BackupRecord) -> None:
             ("because", record.reason),
             ("state", str(record.state)),
             ("missing", _missing_text(record)),
+            ("doubtful", record.doubtful),
             ("took", format_duration((record.finished_at - record.started_at).total_seconds())),
             (
                 "data",
@@ -211,7 +218,10 @@ def show_phases(screen: Screen, phases: Iterable[Mapping[str, Any]]) -> None:
 def show_proof(screen: Screen, proof: Proof) -> None:
     verdict = {
         "proved": "proved: restored, checked and equal to the source's witness",
-        "restored": "restored and checked; there was no witness to compare with",
+        "restored": "restored and checked, " + (
+            "but not all of the source's witness could be looked at" if proof.not_looked_at
+            else "but not compared with a witness of the source"),
+        "withdrawn": f"WITHDRAWN: {proof.withdrawn}",
         "undecided": "NOT TESTED: something kept the test from its end, which says nothing about the backup",
         "inexact": "INEXACT: restored, and it may hold other rows than the source had",
     }.get(proof.outcome, "FAILED")
@@ -227,7 +237,7 @@ def show_proof(screen: Screen, proof: Proof) -> None:
             ("server", proof.server),
             ("target", proof.target),
             ("took", format_duration(proof.seconds)),
-            ("tables compared", str(proof.tables_compared)),
+            ("compared", str(proof.tally)),
             ("proof", proof.id),
         )
     )

@@ -56,7 +56,7 @@ class Snapshot:
         """Connect and prepare. Raises ServerError."""
         self.session: Session = connection.connect()
         self.position = Position()
-        self._opened_at: datetime | None = None
+        self.opened_at: datetime | None = None
         self._ids: TableIds | None = None
         try:
             self.dialect: Dialect = read_dialect(self.session)
@@ -83,7 +83,7 @@ class Snapshot:
             self.position = self._told_position()
         else:
             self.position = self._locked_position()
-        self._opened_at = self.session.scalar("SELECT NOW()")
+        self.opened_at = self.session.scalar("SELECT NOW()")
         self.session.execute(f"SAVEPOINT {_SAVEPOINT}")
         self._ids = self._ids_now()
 
@@ -128,9 +128,9 @@ class Snapshot:
         now = definitions(self.session, table).get(table)
         if now is not None and now == self._before.get(table):
             return False
-        if self.dialect.flavour is not Flavour.MARIADB or self._opened_at is None:
+        if self.dialect.flavour is not Flavour.MARIADB or self.opened_at is None:
             return True
-        return now is None or now.changed_at is None or now.changed_at > self._opened_at - timedelta(seconds=2)
+        return now is None or now.changed_at is None or now.changed_at > self.opened_at - timedelta(seconds=2)
 
     def close(self) -> None:
         with contextlib.suppress(ServerError):  # closing the connection ends the transaction as well

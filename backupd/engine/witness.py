@@ -3,7 +3,9 @@
 Checksums are CHECKSUM TABLE ... EXTENDED (of tables with virtual columns another sum: ``checksum_statement``)
 of user tables in snapshot-reading engines, smallest first, so that a short budget covers as many tables as
 it can. Tables of the system schemas are left out: they belong to the server (statistics, positions) and
-change by restoring; accounts are counted instead. Tables that no snapshot covers are named with the reason.
+change by restoring; accounts are counted instead. Tables that no snapshot covers are named with the reason; small ones
+of MyISAM and Aria are read as long as the binary log shows that nothing was written (``_Still``). Whatever else the
+server holds is noted by kind and name, with a digest of its definition (``_Sight``).
 
 A witness of a backup's own moment needs no second look at the source: mariadb-backup blocks commits for its
 last stage, and a snapshot that opens meanwhile belongs to the very position that the backup records.
@@ -17,6 +19,7 @@ other lines are worse: "Starting BACKUP STAGE BLOCK_COMMIT" comes before the loc
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
@@ -29,8 +32,9 @@ from typing import Self
 
 from backupd.engine.client import Connection, Session, error_code, is_denied
 from backupd.engine.commitlock import ANNOUNCEMENT
+from backupd.engine.objects import Digests, Listing, digests, list_objects, settled
 from backupd.engine.probe import read_dialect
-from backupd.engine.snapshot import Snapshot
+from backupd.engine.snapshot import Snapshot, position_now
 from backupd.engine.tables import SYSTEM_SCHEMAS, Table, checksum_statement, list_tables
 from backupd.model.clock import Clock
 from backupd.model.errors import ServerError
@@ -40,6 +44,15 @@ from backupd.model.server import Position
 from backupd.model.table import TableName
 
 SNAPSHOT_ENGINES = frozenset({"InnoDB", "ROCKSDB"})
+_STILL_ENGINES = ("MyISAM", "Aria")
+_STILL_BYTES = 32 * 1024 * 1024
+"""The largest table that is read without a snapshot: its writers wait meanwhile."""
+_COUNT_SECONDS, _STILL_SECONDS = 0.3, 0.6
+"""How long rows are counted, and small tables read, while a tool keeps commits blocked: it does not wait for us."""
+_BATCH = 50
+"""Tables that are read between two looks at the binary log."""
+_DEFINITION_SECONDS = 60.0
+"""The longest that definitions are read, before and after the moment."""
 HELD_LOCKS_SECONDS = 60.0
 """The longest a witness may read where it cannot give back metadata locks: every ALTER TABLE waits for it."""
 MAX_HISTORY = 5_000_000
@@ -77,10 +90,12 @@ def _utc_now() -> datetime:
 
 @dataclass(slots=True)
 class Checksums:
-    """``values``: quoted table name to checksum; ``failed``: quoted table name to why there is none."""
+    """``values``: quoted table name to checksum; ``failed``: quoted table name to why there is none; ``rows``: quoted
+    table name to its number of rows, where they were counted."""
 
     values: dict[str, int] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
 
 
 def checksums(session: Session, tables: Iterable[TableName]) -> Checksums:
@@ -128,11 +143,14 @@ def take(
     """
     with Snapshot(connection) as snapshot:
         counts = object_counts(snapshot.session)
+        sight = _Sight(snapshot, include)
         taken_at = clock()
         snapshot.open()
+        sight.look()
         return _read(
-            snapshot, counts, server=server, taken_at=taken_at, max_seconds=max_seconds, include=include, report=report
-        )
+            snapshot, counts, sight, server=server, taken_at=taken_at, max_seconds=max_seconds, include=include,
+            report=report,
+        )  # fmt: skip
 
 
 def same_moment(one: Position, other: Position) -> bool:
@@ -175,6 +193,7 @@ class LockWindowWitness:
         self._connection, self._server, self._include = connection, server, include
         self._clock, self._report = clock, report
         self._snapshot: Snapshot | None = None
+        self._sight: _Sight | None = None
         self._counts: dict[str, int] = {}
         self._taken_at: datetime | None = None
         self._go = threading.Event()
@@ -193,7 +212,7 @@ class LockWindowWitness:
 
     def collect(self, *, max_seconds: float) -> Witness | None:
         """Read the tables, for ``max_seconds`` at most. None when there is no snapshot: see ``problem``."""
-        if self._snapshot is None:
+        if self._snapshot is None or self._sight is None:
             return None
         if not self._go.is_set():
             self.problem = self.problem or "the tool never said that it had blocked commits"
@@ -204,7 +223,7 @@ class LockWindowWitness:
             return None
         try:
             return _read(
-                self._snapshot, self._counts, server=self._server, taken_at=self._taken_at,
+                self._snapshot, self._counts, self._sight, server=self._server, taken_at=self._taken_at,
                 max_seconds=max_seconds, include=self._include, report=self._report,
             )  # fmt: skip
         except ServerError as error:
@@ -214,6 +233,7 @@ class LockWindowWitness:
     def __enter__(self) -> Self:
         try:
             self._snapshot = Snapshot(self._connection)
+            self._sight = _Sight(self._snapshot, self._include)
         except ServerError as error:
             self.problem = f"{error.message}: {error.detail}"
         else:
@@ -231,8 +251,8 @@ class LockWindowWitness:
             self._snapshot.close()
 
     def _wait(self) -> None:
-        snapshot = self._snapshot
-        if snapshot is None:
+        snapshot, sight = self._snapshot, self._sight
+        if snapshot is None or sight is None:
             return
         try:
             while not self._go.wait(self._PING_EVERY):
@@ -243,14 +263,127 @@ class LockWindowWitness:
             self._taken_at = self._clock()
             # DDL is blocked like the commits, so this counts the very moment unless it takes too long.
             self._counts = object_counts(snapshot.session)
+            sight.look()
+            sight.still.read(_STILL_SECONDS, blocked=True)
         except ServerError as error:
             self._taken_at = None
             self.problem = f"{error.message}: {error.detail}"
 
 
+class _Sight:
+    """What was there at the moment of a snapshot, by kind and name. Made before it; ``look`` right after it opened."""
+
+    def __init__(self, snapshot: Snapshot, include: Include) -> None:
+        self._snapshot = snapshot
+        self._before = digests(snapshot.session, list_objects(snapshot.session), seconds=_DEFINITION_SECONDS)
+        self._listed: Listing | None = None
+        self.still = _Still(snapshot, include)
+
+    def look(self) -> None:
+        """List what there is: all of it was there at the snapshot where the binary log has not moved since, for each
+        change of a definition is in it. Raises ServerError."""
+        listed = list_objects(self._snapshot.session)
+        self._listed = listed if self.still.is_so() else None
+
+    def definitions(self) -> Digests:
+        """Look again, and tell what is certain. Raises ServerError."""
+        session = self._snapshot.session
+        after = digests(session, list_objects(session), seconds=_DEFINITION_SECONDS)
+        return settled(self._before, self._listed, after)
+
+
+class _Still:
+    """Small tables of engines without snapshots, read while the binary log stands where the snapshot saw it: so nobody
+    changed them since. A server that leaves schemas out of its log tells nothing by that."""
+
+    def __init__(self, snapshot: Snapshot, include: Include) -> None:
+        self._snapshot = snapshot
+        self._tables = sorted(
+            (table for table in list_tables(snapshot.session)
+             if table.engine in _STILL_ENGINES and not (table.is_system or table.is_sequence) and include(table.name)),
+            key=lambda table: (table.size, table.name))
+        self._rows_logged = str(snapshot.session.scalar("SELECT @@GLOBAL.binlog_format")) == "ROW"
+        self._told = self._is_told()
+        self.counted: dict[str, int] = {}
+        self.answer = Checksums()
+
+    def _is_told(self) -> bool:
+        try:
+            status = self._snapshot.session.records(self._snapshot.dialect.binlog_status)
+        except ServerError as error:
+            if not is_denied(error):
+                raise
+            return False
+        return bool(status) and not any(status[0].get(f"Binlog_{kind}_DB") for kind in ("Do", "Ignore"))
+
+    def is_so(self) -> bool:
+        """Has nothing been written since the snapshot, for certain? Raises ServerError."""
+        return self._told and same_moment(self._snapshot.position, position_now(self._snapshot.session,
+                                                                                self._snapshot.dialect))
+
+    def read(self, seconds: float, *, blocked: bool) -> None:
+        """For ``seconds`` at most. ``blocked``: somebody keeps commits blocked right now. Raises ServerError."""
+        if not self._tables or not self.is_so():
+            return
+        with self._snapshot.session.connection.connect() as session:
+            session.execute("SET SESSION lock_wait_timeout = 1")
+            end = time.monotonic() + seconds
+            wanted = [table for table in self._tables if str(table.name) not in self.answer.values | self.counted]
+            if not self._sweep(session, wanted, self._count, min(end, time.monotonic() + _COUNT_SECONDS), blocked):
+                return
+            small = [table for table in self._tables
+                     if table.size <= _STILL_BYTES and str(table.name) not in self.answer.values]
+            self._sweep(session, small, partial(self._checksum, end), end, blocked)
+
+    def _sweep(self, session: Session, tables: Iterable[Table], ask: Callable[[Session, Table], Checksums], end: float,
+               blocked: bool) -> bool:
+        """``ask`` about the tables until ``end``; an answer counts when nothing was written before the log was looked
+        at again. False: something was written."""
+        waiting = iter(tables)
+        while batch := list(itertools.islice(waiting, _BATCH)):
+            answers = []
+            for table in batch:
+                if time.monotonic() >= end:
+                    break
+                answers.append((ask(session, table), self._may_count(session, table, blocked)))
+            if not self.is_so():
+                return False
+            for answer, certain in answers:
+                if certain:
+                    self.answer.values.update(answer.values)
+                    self.counted.update(answer.rows)
+            if time.monotonic() >= end:
+                break
+        return True
+
+    def _count(self, session: Session, table: Table) -> Checksums:
+        try:
+            return Checksums(rows={str(table.name): int(session.scalar(f"SELECT COUNT(*) FROM {table.name}"))})  # noqa: S608 - a quoted name
+        except ServerError:
+            session.ping()
+            return Checksums()
+
+    def _checksum(self, end: float, session: Session, table: Table) -> Checksums:
+        found = Checksums()
+        limited = partial(self._snapshot.dialect.limited, seconds=end - time.monotonic())
+        _add(found, session, table.name, limited)
+        return found
+
+    def _may_count(self, session: Session, table: Table, blocked: bool) -> bool:
+        """A transaction that also changed InnoDB may log what it wrote to such a table with its end only: then the file
+        tells whether somebody wrote to it since the snapshot, or nothing does."""
+        if blocked or self._rows_logged:
+            return True
+        opened = self._snapshot.opened_at
+        moved = session.scalar("SELECT UPDATE_TIME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND "
+                               "TABLE_NAME = %s", table.name.schema, table.name.table)
+        return table.engine == "MyISAM" and moved is not None and opened is not None and moved < opened
+
+
 def _read(
     snapshot: Snapshot,
     counts: Mapping[str, int],
+    sight: _Sight,
     *,
     server: str,
     taken_at: datetime,
@@ -261,8 +394,14 @@ def _read(
     begun = time.monotonic()
     answer = Checksums()
     wanted: list[Table] = []
+    still = sight.still
+    still.read(min(_STILL_SECONDS, max_seconds / 4), blocked=False)
+    definitions = sight.definitions()
     for table in list_tables(snapshot.session):
         if table.is_system or not include(table.name):
+            continue
+        if str(table.name) in still.answer.values:
+            answer.values[str(table.name)] = still.answer.values[str(table.name)]
             continue
         if table.is_sequence:
             answer.failed[str(table.name)] = "a sequence: its value is not part of a snapshot"
@@ -282,6 +421,9 @@ def _read(
         # Definitions are not versioned: a kind whose number moved meanwhile cannot be compared.
         objects={kind: number for kind, number in counts.items() if counted.get(kind) == number},
         seconds=time.monotonic() - begun,
+        definitions=definitions,
+        version=str(snapshot.session.scalar("SELECT @@GLOBAL.version")),
+        rows={name: number for name, number in still.counted.items() if name not in answer.values},
     )
 
 

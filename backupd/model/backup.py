@@ -52,7 +52,10 @@ class BackupRecord:
     ``manifest``: SHA-256 of the manifest, as the run that made the backup stored it; "" in rows that tell what somebody
     found at a destination. ``protected``: are there as many verified copies as the policy wants? No row of the catalog
     says so: whoever shows the record fills it in. ``apart``: it is of another server, which answered under this name
-    and which nobody has accepted, so no rule, no proof and no target but its own id means it.
+    and which nobody has accepted, so no rule, no proof and no target but its own id means it. ``missing``: of a
+    physical backup, tables (as ``TableName.shown``) of which a file that they need is not in it; None where nobody
+    looked. ``doubtful``: why nobody should count on a restore of it, or of what builds on it, before a test restore has
+    shown that it works; empty as a rule.
     """
 
     id: str
@@ -79,11 +82,18 @@ class BackupRecord:
     manifest: str = ""
     protected: bool = False
     apart: bool = False
+    missing: tuple[str, ...] | None = None
+    doubtful: str = ""
 
     @property
     def not_dumped(self) -> int:
-        """Tables that another dump of the set may well have. What a physical backup leaves out the others do, too."""
-        return self.tables_missing if self.kind is BackupKind.LOGICAL else 0
+        """Tables that another backup may well have. What a physical tool leaves out is in no other one, either."""
+        return self.tables_missing if self.kind is BackupKind.LOGICAL else len(self.missing or ())
+
+    @property
+    def is_partial(self) -> bool:
+        """Does it lack tables that others of its kind have?"""
+        return self.not_dumped > 0
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -95,7 +105,8 @@ class BackupRecord:
             "flavour": self.flavour, "server_version": self.server_version, "tool_version": self.tool_version,
             "pinned": self.pinned, "warnings": list(self.warnings),
             "from_lsn": self.from_lsn, "to_lsn": self.to_lsn, "reason": self.reason,
-            "set": self.table_set, "tables_missing": self.tables_missing,
+            "set": self.table_set, "tables_missing": self.tables_missing, "partial": self.is_partial,
+            "missing": list(self.missing or ()), "doubtful": self.doubtful,
             "protected": self.protected, "apart": self.apart,
             "copies": [copy.as_json() for copy in self.copies],
         }

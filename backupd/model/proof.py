@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -43,6 +43,11 @@ class Witness:
     with backticks, inner backticks doubled) to the value of CHECKSUM TABLE; tables that no snapshot covers
     (non-transactional engines) are in ``uncovered`` with the reason. ``objects`` counts views, triggers, routines,
     events and users.
+
+    ``definitions``: kind (``table``, ``view``, ``trigger``, ``procedure`` ...) to name (quoted as above) to a digest of
+    its definition, "" where only its name is known, of all that was there at the snapshot for certain; None in
+    witnesses that are older than this. ``version``: of the server that printed the definitions. ``rows``: quoted table
+    name to its number of rows, of tables that no snapshot covers and that were counted while nothing could change.
     """
 
     server: str
@@ -52,29 +57,60 @@ class Witness:
     uncovered: Mapping[str, str]
     objects: Mapping[str, int]
     seconds: float
+    definitions: Mapping[str, Mapping[str, str]] | None = None
+    version: str = ""
+    rows: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return {"server": self.server, "taken_at": format_time(self.taken_at), "position": self.position.as_json(),
-                "checksums": dict(self.checksums), "uncovered": dict(self.uncovered), "objects": dict(self.objects),
-                "seconds": round(self.seconds, 3)}
+        found: dict[str, Any] = {
+            "server": self.server, "taken_at": format_time(self.taken_at), "position": self.position.as_json(),
+            "checksums": dict(self.checksums), "uncovered": dict(self.uncovered), "objects": dict(self.objects),
+            "seconds": round(self.seconds, 3)}
+        if self.definitions is not None:  # without them, the document is the one that earlier versions wrote
+            found |= {"definitions": {kind: dict(names) for kind, names in self.definitions.items()},
+                      "version": self.version, "rows": dict(self.rows)}
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Witness:
         return cls(server=data["server"], taken_at=parse_time(data["taken_at"]),
                    position=Position.from_json(data["position"]), checksums=dict(data["checksums"]),
-                   uncovered=dict(data["uncovered"]), objects=dict(data["objects"]), seconds=float(data["seconds"]))
+                   uncovered=dict(data["uncovered"]), objects=dict(data["objects"]), seconds=float(data["seconds"]),
+                   definitions=_definitions(data.get("definitions")), version=str(data.get("version", "")),
+                   rows=dict(data.get("rows", {})))
+
+
+def _definitions(data: Mapping[str, Mapping[str, str]] | None) -> Mapping[str, Mapping[str, str]] | None:
+    return None if data is None else {kind: dict(names) for kind, names in data.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a test restore looked at. ``equal``: tables whose rows were compared with the witness and are the same;
+    ``present``: tables that are there, defined as they were as far as that is known, of whose rows nothing is known;
+    ``unseen``: tables and other objects of the witness that could not be looked at."""
+
+    equal: int = 0
+    present: int = 0
+    unseen: int = 0
+
+    def __str__(self) -> str:
+        return f"tables equal: {self.equal}, present: {self.present}, not looked at: {self.unseen}"
 
 
 PROVED, RESTORED, FAILED, UNDECIDED, INEXACT = "proved", "restored", "failed", "undecided", "inexact"
+WITHDRAWN = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The record of one test restore. ``outcome``: ``proved``, ``restored`` (no witness to compare), ``failed`` (the
-    data is bad), ``undecided`` (something else kept the test from its end, which says nothing about the data) or
-    ``inexact``: the replay that was tested may give other rows than the source had. ``warnings``: of its plan, and of
-    the restore. ``older``: the target was the newest moment, and something later than what was restored is known to
-    exist, or may; such a proof is never ``proved`` and shows nothing of the server's present history."""
+    """The record of one test restore. ``outcome``: ``proved``, ``restored`` (no witness to compare, or not with all of
+    it), ``failed`` (the data is bad), ``undecided`` (something else kept the test from its end, which tells nothing of
+    the data), ``inexact``: the replay that was tested may give other rows than the source had, or ``withdrawn``: it was
+    good, and does not count any more, for the reason in ``withdrawn``. ``warnings``: of its plan, and of the restore.
+    ``older``: the target was the newest moment, and something later than what was restored is known to exist, or may;
+    such a proof is never ``proved`` and shows nothing of the server's present history. ``tables_compared``,
+    ``tables_present``, ``not_looked_at``: see ``Tally``."""
 
     id: str
     server: str
@@ -89,6 +125,9 @@ class Proof:
     error: str = ""
     warnings: tuple[str, ...] = ()
     older: bool = False
+    tables_present: int = 0
+    not_looked_at: int = 0
+    withdrawn: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -101,6 +140,10 @@ class Proof:
         return self.is_good and not self.older
 
     @property
+    def tally(self) -> Tally:
+        return Tally(self.tables_compared, self.tables_present, self.not_looked_at)
+
+    @property
     def seconds(self) -> float:
         return (self.finished_at - self.started_at).total_seconds()
 
@@ -110,4 +153,5 @@ class Proof:
                 "finished_at": format_time(self.finished_at), "seconds": round(self.seconds, 3),
                 "phases": [p.as_json() for p in self.phases], "checks": [c.as_json() for c in self.checks],
                 "tables_compared": self.tables_compared, "error": self.error, "warnings": list(self.warnings),
-                "older": self.older}
+                "older": self.older, "tables_present": self.tables_present,
+                "not_looked_at": self.not_looked_at, "withdrawn": self.withdrawn}

@@ -109,4 +109,6 @@ def _decoded(document: dict[str, Any]) -> Kept:
         phases=tuple(Phase(str(name), float(seconds), int(size)) for name, seconds, size in data["phases"]),
         checks=tuple(Check(c["name"], c["outcome"], c["detail"]) for c in data["checks"]),
         tables_compared=int(data["tables_compared"]), error=data["error"],
-        warnings=tuple(map(str, data.get("warnings", ()))), older=bool(data.get("older", False)))
+        warnings=tuple(map(str, data.get("warnings", ()))), older=bool(data.get("older", False)),
+        tables_present=int(data.get("tables_present", 0)), not_looked_at=int(data.get("not_looked_at", 0)),
+        withdrawn=str(data.get("withdrawn", "")))

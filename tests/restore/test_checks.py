@@ -8,7 +8,7 @@ import pytest
 from backupd.engine.client import Connection
 from backupd.engine.witness import take
 from backupd.model.progress import Progress, silent
-from backupd.model.proof import Check, Phase, Witness
+from backupd.model.proof import Check, Phase, Tally, Witness
 from backupd.model.server import Position
 from restore.checks import check_sql, check_tables, compare_with_witness, fill_in
 from restore.proof import make_proof
@@ -60,10 +60,10 @@ def test_a_table_whose_file_is_gone_or_broken_is_named() -> None:
 
 
 def test_the_same_data_at_the_same_position_is_proved_equal(connection: Connection, witness: Witness) -> None:
-    checks, compared = compare_with_witness(connection, witness, witness.position, workers=2, report=silent)
-    assert [check.outcome for check in checks] == ["passed", "passed"]
-    assert compared == len(witness.checksums) > 10
-    assert "not covered by the witness: 2 tables" in checks[0].detail
+    checks, tally = compare_with_witness(connection, witness, witness.position, workers=2, report=silent)
+    assert [check.outcome for check in checks] == ["passed", "passed", "passed"], checks
+    assert tally == Tally(len(witness.checksums), 0, 0)
+    assert f"tables equal: {tally.equal}, present: 0, not looked at: 0" in checks[0].detail
 
 
 def test_one_changed_row_one_missing_table_and_one_missing_view_are_named(witness: Witness) -> None:
@@ -81,12 +81,13 @@ def test_one_changed_row_one_missing_table_and_one_missing_view_are_named(witnes
             workers=2,
             report=silent,
         )
-    assert [check.outcome for check in checks] == ["failed", "failed"]
+    assert [check.outcome for check in checks] == ["failed", "failed", "failed"]
     assert "2 of" in checks[0].detail
     assert "`bank`.`accounts`" in checks[0].detail
     assert "`shop`.`sales`" in checks[0].detail
-    assert "views, not" in checks[1].detail
-    assert compared == len(witness.checksums)
+    assert "view `shop`.`order_totals` is not there" in checks[1].detail
+    assert "views, not" in checks[2].detail
+    assert compared.equal == len(witness.checksums)
 
 
 def test_at_another_position_nothing_is_compared_and_both_places_are_told(
@@ -94,11 +95,12 @@ def test_at_another_position_nothing_is_compared_and_both_places_are_told(
 ) -> None:
     other = replace(witness.position, pos=witness.position.pos + 1, gtid="0-9-1")
     (check,), compared = compare_with_witness(connection, witness, other, workers=1, report=silent)
-    assert (check.outcome, compared) == ("skipped", 0)
+    assert (check.outcome, compared) == ("skipped", Tally())
     assert f":{witness.position.pos}" in check.detail
     assert f":{other.pos}" in check.detail
     (check,), _ = compare_with_witness(connection, None, other, workers=1, report=silent)
-    assert check.outcome == "skipped"
+    assert (check.outcome, check.detail) == (
+        "skipped", "there is no witness between this backup and the target, so there is nothing to compare with")
     (check,), _ = compare_with_witness(
         connection, replace(witness, position=Position()), Position(), workers=1, report=silent
     )
@@ -173,7 +175,7 @@ def test_the_moment_is_put_in_as_a_quoted_literal_in_utc_wherever_it_stands() ->
 
 
 def test_a_proof_is_proved_restored_or_failed() -> None:
-    def outcome(checks: list[Check], compared: int, error: str = "") -> tuple[str, str]:
+    def outcome(checks: list[Check], compared: int, error: str = "", unseen: int = 0) -> tuple[str, str]:
         proof = make_proof(
             proof_id="p",
             server="shop",
@@ -183,7 +185,7 @@ def test_a_proof_is_proved_restored_or_failed() -> None:
             finished_at=MOMENT + timedelta(seconds=9),
             phases=[Phase("fetched", 1.0)],
             checks=checks,
-            tables_compared=compared,
+            tally=Tally(compared, 2, unseen),
             error=error,
         )
         assert proof.seconds == 9
@@ -191,6 +193,7 @@ def test_a_proof_is_proved_restored_or_failed() -> None:
 
     good, bad = Check("a", "passed"), Check("b", "failed", "2 tables differ")
     assert outcome([good], 3) == ("proved", "")
+    assert outcome([good], 3, unseen=1) == ("restored", "")
     assert outcome([good, Check("c", "skipped")], 0) == ("restored", "")
     assert outcome([good, bad], 3) == ("failed", "b: 2 tables differ")
     assert outcome([], 0, "gpg was killed") == ("failed", "gpg was killed")

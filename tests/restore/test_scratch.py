@@ -75,7 +75,7 @@ def test_a_scratch_instance_is_the_source_in_a_sandbox_and_vanishes_without_a_tr
         finished_at=now(),
         phases=copy.phases,
         checks=checks,
-        tables_compared=compared,
+        tally=compared,
     )
     assert proof.outcome == "proved", proof.error
     assert [phase.name for phase in proof.phases] == ["fetched", "prepared", "restored", "started"]
