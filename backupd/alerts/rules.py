@@ -142,6 +142,7 @@ RULES: Mapping[str, Rule] = {
     **_pair("config-refused", "config-reloaded", "the configuration was refused"),
     **_pair("policy-broken", "policy-mended", "policy {subject} is broken: no backups"),
     "clock-jump": _tells("the clock jumped"),
+    "catalog-begun": _SILENT,
     "catalog-rebuilt": _tells("the catalog was rebuilt"),
     **_pair("api-failed", "api-recovered", "the web page and the REST interface are down"),
     **_pair("hook-failed", "hook-recovered", "the hook {subject} fails"),

@@ -11,10 +11,11 @@ from backupd.app.forecast import room
 from backupd.app.identity import accept_hint, finding_of, meet
 from backupd.app.settings import ServerSettings
 from backupd.app.streamreport import SILENT, STOPPED
-from backupd.app.wiring import Wiring
+from backupd.app.wiring import Wiring, absent_hint, is_bare, stored_already
 from backupd.backup.binarylog import SUBJECT, Streaming
-from backupd.backup.finding import Finding, error, from_error, warning
+from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.backup.preflight import PreflightSpec, preflight
+from backupd.catalog.session import catalog_name, is_there
 from backupd.engine.client import Connection
 from backupd.engine.probe import examine
 from backupd.model.backup import BackupKind
@@ -46,6 +47,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
         if len(names) > 1:
             findings = [replace(finding, subject=f"{name}: {finding.subject}") for finding in findings]
         found += findings
+    found += _catalog(wiring)
     found += keys.findings(wiring)
     found += trust.findings(wiring.settings)
     found += holds.findings(wiring, names)
@@ -96,6 +98,20 @@ def _identity(wiring: Wiring, server: str, connection: Connection) -> list[Findi
             return finding_of(meet(wiring, server, session, examine(session, tolerant=True).info, adopt=False), server)
     except ServerError:
         return []
+
+
+def _catalog(wiring: Wiring) -> list[Finding]:
+    """Is there one, and is it the one that belongs to what is stored?"""
+    settings = wiring.settings
+    there = is_there(settings.catalog)
+    if there and not is_bare(wiring.catalog):
+        return []
+    name = catalog_name(settings.catalog)
+    if (found := stored_already(settings)) is not None:
+        return [error("catalog", f"destination {found[0]} holds {found[1]} backups of {found[2]}, and the catalog "
+                      f"{name} knows none", absent_hint(settings))]
+    return [] if there else [fine("catalog", f"there is no catalog at {name} yet: the first backup or the service "
+                                             "makes it")]
 
 
 def _foreign(wiring: Wiring, server: str) -> list[Finding]:

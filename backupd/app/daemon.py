@@ -40,9 +40,8 @@ from backupd.app.streamwatch import StreamWatch
 from backupd.app.thawwatch import ThawWatch
 from backupd.app.timeline import timeline
 from backupd.app.timetable import Timetable
-from backupd.app.wiring import Wiring
+from backupd.app.wiring import Opening, Wiring, catalog_of
 from backupd.app.worker import Worker
-from backupd.catalog.session import open_catalog
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, CatalogError, RefusedError
 from backupd.model.event import Event, Severity
@@ -65,10 +64,12 @@ GRACE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How to serve: ``standby`` waits for another service to end; ``grace`` seconds for running jobs at the end."""
+    """How to serve: ``standby`` waits for another service to end; ``grace`` seconds for running jobs at the end;
+    ``new_catalog``: as ``new`` of ``catalog_of``."""
 
     standby: bool = False
     grace: float = GRACE
+    new_catalog: bool = False
 
 
 def serve(config: Path, manner: Manner) -> int:
@@ -80,7 +81,7 @@ def serve(config: Path, manner: Manner) -> int:
         wishes = Wishes(waker)
         with Signals(wishes.handlers()):  # before anything that takes its time: a reload may be asked for at once
             settings = load_settings(config, strict=False)
-            with open_catalog(settings.catalog) as catalog:
+            with catalog_of(settings, Opening.WORKS, new=manner.new_catalog) as catalog:
                 return Daemon(Wiring(settings, catalog), manner, notifier, waker, wishes).run()
 
 

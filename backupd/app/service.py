@@ -19,7 +19,8 @@ from backupd.app.scope import require_all, scoped, see
 from backupd.app.settings import held_settings, load_settings
 from backupd.app.telling import Telling
 from backupd.app.upkeep import Upkeep
-from backupd.app.wiring import Wiring
+from backupd.app.wiring import Opening, Wiring, catalog_of
+from backupd.catalog.revision import WANTED
 from backupd.catalog.session import open_catalog, upgrade
 from backupd.model.access import Actor
 from backupd.model.backup import BackupDetail, BackupRecord
@@ -64,17 +65,24 @@ class Service:
 
     @classmethod
     @contextmanager
-    def open(cls, config_path: Path, held: Path | None = None) -> Iterator[Service]:
+    def open(cls, config_path: Path, held: Path | None = None, opening: Opening = Opening.MAKES, *,
+             new_catalog: bool = False) -> Iterator[Service]:
         """Read the configuration and open the catalog. ``held``: the settings that a service has in force, which then
-        count in place of the files.
+        count in place of the files. ``opening``: what becomes of a catalog that is not there; ``new_catalog``: as
+        ``new`` of ``catalog_of``.
 
         Raises ConfigurationError with every problem at once. A policy that is broken keeps from work only what needs
         it: whoever has to pause, cancel or restore at night must not have to mend it first.
         """
-        settings = load_settings(config_path, strict=False) if held is None else held_settings(held)
-        make = held is None  # a service has its catalog open: where it is gone, an empty one must not take its place
-        _before, revision = upgrade(settings.catalog, make=make)
-        with open_catalog(settings.catalog, make=make) as catalog:
+        if held is None:
+            settings = load_settings(config_path, strict=False)
+            with catalog_of(settings, opening, new=new_catalog) as catalog:
+                yield cls(Wiring(settings, catalog), WANTED)
+            return
+        settings = held_settings(held)
+        # A service has its catalog open: where it is gone, an empty one must not take its place.
+        _before, revision = upgrade(settings.catalog, make=False)
+        with open_catalog(settings.catalog, make=False) as catalog:
             yield cls(Wiring(settings, catalog), revision)
 
     def acting(self, actor: Actor) -> Service:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from backupd.app.settings import ServerSettings, Settings, held_settings, load_s
 from backupd.app.signals import Signals, Waker
 from backupd.app.streamrecords import CatalogRecorder
 from backupd.app.streamreport import StreamReport
-from backupd.app.wiring import Wiring
+from backupd.app.wiring import Opening, Wiring, catalog_of
 from backupd.binlog.archive import Archiver, Shipped
 from backupd.binlog.spool import Spool
 from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
@@ -80,7 +80,13 @@ def run_stream(config: Path, server: str, *, held: Path | None = None, once: boo
     Raises ConfigurationError, NotFoundError; RefusedError where the policy asks for no stream; BusyError when another
     process streams this server; and whatever no new try of this process would mend.
     """
-    settings = load_settings(config, strict=False) if held is None else held_settings(held)
+    if held is None:
+        settings = load_settings(config, strict=False)
+        # Made, or refused beside backups that it does not know; one that is out of reach keeps nothing from copying.
+        with suppress(CatalogError), catalog_of(settings, Opening.WORKS):
+            pass
+    else:
+        settings = held_settings(held)
     with ExitStack() as stack:
         waker = stack.enter_context(Waker())
         stop = threading.Event()

@@ -10,19 +10,30 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from backupd.app.settings import ServerSettings, Settings
 from backupd.app.trust import trusting
-from backupd.catalog.session import Catalog
+from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
 from backupd.model.clock import Clock
-from backupd.model.errors import BusyError, DestinationError, KeyUnusableError, RefusedError
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    CatalogError,
+    DestinationError,
+    KeyUnusableError,
+    RefusedError,
+)
+from backupd.model.event import Event, Severity
 from backupd.process.runtime import runtime_directory
 from backupd.transfer.identity import identity_key
+from backupd.transfer.inventory import backup_ids
 from backupd.transfer.keyring import KeyInfo, resolve_recipients
 from backupd.transfer.lease import Owner
 from backupd.transfer.unseal import Unsealer
@@ -83,6 +94,83 @@ def owner_state(text: str) -> bool | None:
 def owner_is_alive(text: str) -> bool:
     """As ``owner_state``; what cannot be seen counts as alive."""
     return owner_state(text) is not False
+
+
+class Opening(StrEnum):
+    """What becomes of a catalog that is not there: who only ``reads`` is refused, who ``looks`` gets an empty one for
+    as long as he looks, who ``works`` makes one where no destination holds backups already, and who ``makes`` one does.
+    """
+
+    READS = "reads"
+    LOOKS = "looks"
+    WORKS = "works"
+    MAKES = "makes"
+
+
+@contextmanager
+def catalog_of(settings: Settings, opening: Opening, *, new: bool = False) -> Iterator[Catalog]:
+    """The open catalog of an installation, brought up to date first. ``new``: to begin with an empty one beside backups
+    that are there already is meant.
+
+    Raises CatalogError, also where there is none; RefusedError where it would be or is empty, and backups are there.
+    """
+    with ExitStack() as stack:
+        url = settings.catalog
+        there = is_there(url)
+        if not there and opening is Opening.READS:
+            raise CatalogError(f"there is no catalog at {catalog_name(url)}", hint=absent_hint(settings))
+        if not there and opening is Opening.LOOKS:
+            url = f"sqlite:///{stack.enter_context(TemporaryDirectory(prefix='backupd-look-'))}/catalog.db"
+        if not there and opening is Opening.WORKS and not new:
+            _refuse_bare(settings)
+        upgrade(url)
+        catalog = stack.enter_context(open_catalog(url))
+        if opening is Opening.WORKS:
+            if new:
+                catalog.events.add(Event(utc_now(), BEGUN, Severity.INFO, "an empty catalog was begun on purpose"))
+            elif there and is_bare(catalog):
+                _refuse_bare(settings)
+        yield catalog
+
+
+BEGUN = "catalog-begun"
+
+
+def is_bare(catalog: Catalog) -> bool:
+    """Does it know no backup and no binary log, and nobody said that this is meant?"""
+    return not (catalog.backups.servers() or catalog.binlogs.servers() or catalog.events.last("", (BEGUN,), ""))
+
+
+def absent_hint(settings: Settings) -> str:
+    """What to do about a catalog that is not there."""
+    places = " or ".join(sorted(settings.destinations)) or "DESTINATION"
+    return (f"is `catalog:` in {settings.file} right? The first backup and the service make a catalog; of backups that "
+            f"are stored already `backupd catalog rebuild --from {places}` makes one")
+
+
+def stored_already(settings: Settings) -> tuple[str, int, str] | None:
+    """A destination that holds backups of servers of this configuration, how many, and of which servers; None where
+    none does, as far as the destinations can be asked."""
+    for name in settings.destinations:
+        try:
+            destination = trusting(settings, open_destination(name, settings.destination(name)))
+            found = [server for server, _id in backup_ids(destination)
+                     if server in settings.servers] if destination.is_initialised() else []
+        except BackupdError:
+            continue  # a backup will say what is wrong with it
+        if found:
+            return name, len(found), ", ".join(sorted(set(found)))
+    return None
+
+
+def _refuse_bare(settings: Settings) -> None:
+    if (found := stored_already(settings)) is not None:
+        name, count, servers = found
+        raise RefusedError(
+            f"destination {name} holds {count} backup{'s' if count > 1 else ''} of {servers}, and the catalog "
+            f"{catalog_name(settings.catalog)} knows none",
+            hint=f"is `catalog:` in {settings.file} right? `backupd catalog rebuild --from {name}` takes them in; to "
+                 "begin an empty catalog beside them: --new-catalog")
 
 
 @dataclass(frozen=True)

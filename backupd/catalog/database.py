@@ -196,6 +196,16 @@ def _is_full(path: Path) -> bool:
     return free * found.f_frsize < _ROOM or (found.f_files > 0 and found.f_ffree == 0)
 
 
+def is_file(path: Path) -> bool:
+    """Is anything there but an empty file? Also where that cannot be asked: whoever opens it is told why."""
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
 def _is_gone(path: Path) -> bool:
     """Was it moved away? Not where that cannot be asked."""
     try:

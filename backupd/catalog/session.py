@@ -13,7 +13,7 @@ from backupd.catalog.binlogs import Binlogs
 from backupd.catalog.challenges import Challenges
 from backupd.catalog.changes import Changes
 from backupd.catalog.cursors import Cursors
-from backupd.catalog.database import Database
+from backupd.catalog.database import Database, catalog_url, is_file
 from backupd.catalog.deposits import Deposits
 from backupd.catalog.events import Events
 from backupd.catalog.glances import Glances
@@ -123,6 +123,24 @@ def open_catalog(url: str, *, make: bool = True) -> Catalog:
         database.close()
         raise
     return Catalog(database)
+
+
+def catalog_name(url: str) -> str:
+    """How messages call it: a path, or a URL without its password. Raises CatalogError for what is no address."""
+    found = catalog_url(url)
+    return str(found.database) if found.drivername == "sqlite" else found.render_as_string(hide_password=True)
+
+
+def is_there(url: str) -> bool:
+    """Is there a catalog at ``url``? Makes none. Raises CatalogError where that cannot be asked."""
+    database = Database(url, make=False)
+    try:
+        if database.sqlite:
+            return is_file(Path(database.name))
+        with database.read() as connection:
+            return current(connection) is not None
+    finally:
+        database.close()
 
 
 def upgrade(url: str, *, make: bool = True) -> tuple[str | None, str]:

@@ -26,7 +26,7 @@ def group(context: typer.Context, config: Config = None, as_json: Json = False) 
 @app.command()
 def upgrade(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """Bring the catalog's tables up to this version (also done at first use)."""
-    with session(context, config, as_json) as run:
+    with session(context, config, as_json, opening="makes") as run:
         revision = run.service.upgrade_catalog()
         run.screen.document({"revision": revision})
         run.screen.line(f"the catalog is at {revision}")
@@ -50,7 +50,7 @@ def rebuild(
     """
     from backupd.cli.progress import reporting
 
-    with session(context, config, as_json) as run:
+    with session(context, config, as_json, opening="makes") as run:
         with reporting() as report:
             done = run.service.upkeep.rebuild(place, report, merge=into_existing)
         run.screen.done = "the catalog was rebuilt"

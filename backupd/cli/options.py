@@ -31,6 +31,10 @@ AnyServer = Annotated[
     typer.Argument(metavar="[SERVER]", show_default=False, help="Name of a server; all servers without it."),
 ]
 BackupId = Annotated[str, typer.Argument(metavar="ID", help="Id of a backup, as `backupd backups` lists it.")]
+NewCatalog = Annotated[
+    bool,
+    typer.Option("--new-catalog", help="Begin an empty catalog although a destination holds backups already."),
+]
 TARGETS = "latest | backup:ID | a time such as 2026-11-21T09:41:03Z | gtid:... | before-gtid:... | FILE:POS"
 
 

@@ -85,7 +85,7 @@ def explain(
     with guarded(context, as_json) as screen:
         named = _named(context, config)
         if named is not None:
-            with open_service(named) as service:
+            with open_service(named, opening="looks") as service:
                 found = service.explain(file, server)
         else:
             found = _alone(file, server)

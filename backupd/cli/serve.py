@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.options import Config, config_path
+from backupd.cli.options import Config, NewCatalog, config_path
 from backupd.cli.session import guarded
 
 
@@ -20,6 +20,7 @@ def serve(
         float,
         typer.Option("--grace", metavar="SECONDS", min=0, help="How long running jobs may go on after a stop."),
     ] = 30.0,
+    new_catalog: NewCatalog = False,
     config: Config = None,
 ) -> None:
     """Follow the policies: start backups, test restores and retention by themselves, until stopped.
@@ -33,6 +34,6 @@ def serve(
         from backupd.app.logs import logging_to
 
         with logging_to(sys.stderr):
-            code = run(config_path(context, config), Manner(standby=standby, grace=grace))
+            code = run(config_path(context, config), Manner(standby=standby, grace=grace, new_catalog=new_catalog))
     if code:
         raise typer.Exit(code)

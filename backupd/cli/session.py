@@ -34,11 +34,13 @@ class Session:
     screen: Screen
 
 
-def open_service(path: Path, held: Path | None = None) -> AbstractContextManager[Service]:
+def open_service(path: Path, held: Path | None = None, opening: str = "reads", *,
+                 new_catalog: bool = False) -> AbstractContextManager[Service]:
     """Open the application. Imported late: ``--help`` and wrong usage need none of it."""
     from backupd.app.service import Service
+    from backupd.app.wiring import Opening
 
-    return Service.open(path, held)
+    return Service.open(path, held, Opening(opening), new_catalog=new_catalog)
 
 
 @contextmanager
@@ -60,7 +62,10 @@ def guarded(context: typer.Context, as_json: bool) -> Iterator[Screen]:
 
 
 @contextmanager
-def session(context: typer.Context, config: Path | None, as_json: bool, held: Path | None = None) -> Iterator[Session]:
-    """Run a command with the service of the chosen configuration, or of the settings that another process holds."""
-    with guarded(context, as_json) as screen, open_service(config_path(context, config), held) as service:
+def session(context: typer.Context, config: Path | None, as_json: bool, held: Path | None = None, *,
+            opening: str = "reads", new_catalog: bool = False) -> Iterator[Session]:
+    """Run a command with the service of the chosen configuration, or of the settings that another process holds.
+    ``opening``, ``new_catalog``: as of ``Service.open``."""
+    with guarded(context, as_json) as screen, open_service(
+            config_path(context, config), held, opening, new_catalog=new_catalog) as service:
         yield Session(service=service, screen=screen)

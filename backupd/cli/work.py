@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.options import AnyServer, Config, Json, Server
+from backupd.cli.options import AnyServer, Config, Json, NewCatalog, Server
 from backupd.cli.session import session
 from backupd.model.backup import BackupKind
 
@@ -30,7 +30,7 @@ def check(
     context: typer.Context, server: AnyServer = None, config: Config = None, as_json: Json = False
 ) -> None:
     """Tell everything that would make a backup fail: tools, privileges, keys, destinations."""
-    with session(context, config, as_json) as run:
+    with session(context, config, as_json, opening="looks") as run:
         findings = run.service.check(server)
         run.screen.document([finding.as_json() for finding in findings])
         from backupd.cli.render import show_findings
@@ -54,6 +54,7 @@ def backup(
         typer.Option("--tables", metavar="PATTERN", show_default=False,
                      help="With --kind logical: these tables, such as shop.orders or 'shop.*'; may be repeated."),
     ] = None,
+    new_catalog: NewCatalog = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +63,7 @@ def backup(
 
     if (table_set or tables) and kind is not Kind.LOGICAL:
         raise typer.BadParameter("only logical backups take some of the tables: add --kind logical")
-    with session(context, config, as_json) as run:
+    with session(context, config, as_json, opening="works", new_catalog=new_catalog) as run:
         with reporting() as report:
             record = run.service.foreground.backup(server, kind.as_kind(), report, table_set=table_set,
                                                    tables=tables or ())
