@@ -151,7 +151,7 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
     found += [("", Finding(Invariant.ONE_SERVER_OF_A_NAME, name, f"{one.words(name)}; {STRANGE_HINT}",
                            repairable=False))
               for name in wiring.catalog.backups.servers()
-              for one in strangers(wiring.catalog.backups.list(name)) if not one.former]
+              for one in strangers(wiring.catalog.backups.list(name)) if not one.former and not one.apart]
     for destination in wiring.usable_destinations():
         body = _body_reader(wiring, destination)
         if mend:

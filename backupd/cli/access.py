@@ -47,7 +47,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Make a token. Its secret is shown this once: nobody can ask for it again."""
-    with session(context, config, as_json) as run:
+    with session(context, config, as_json, opening="works") as run:
         token, secret = run.service.access.create(name, role, servers=server or None, expires=expires)
         run.screen.done = f"token {token.id} was made"
         run.screen.document({**token.as_json(), "token": secret})

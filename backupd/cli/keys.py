@@ -64,7 +64,7 @@ def challenge(
     as_json: Json = False,
 ) -> None:
     """Seal a random phrase for each key; its holder decrypts it with `gpg -d` and answers."""
-    with session(context, config, as_json) as run:
+    with session(context, config, as_json, opening="works") as run:
         issued = run.service.challenge_keys(recipient)
         run.screen.done = "challenges were issued"
         run.screen.document([one.as_json() for one in issued])

@@ -82,7 +82,9 @@ class FakeService:
     sound: bool = True
     held: list[str] = field(default_factory=list)
 
-    def open(self, path: Path, _held: Path | None = None) -> Self:
+    def open(self, path: Path, _held: Path | None = None, _opening: str = "reads", *,
+             new_catalog: bool = False) -> Self:
+        assert not new_catalog
         self._note("open", path)
         return self
 

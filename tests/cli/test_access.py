@@ -16,7 +16,7 @@ from tests.app.house import Office
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     office = Office(tmp_path)
-    office.write()
+    open_catalog(office.write().catalog).close()
     return str(office.file)
 
 

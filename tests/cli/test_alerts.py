@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from tests.app.house import Office
 
@@ -13,7 +14,7 @@ from tests.app.house import Office
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     office = Office(tmp_path)
-    office.write()
+    open_catalog(office.write().catalog).close()
     return str(office.file)
 
 

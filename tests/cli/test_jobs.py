@@ -30,7 +30,9 @@ class Jobs:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     found: JobRecord = RUNNING
 
-    def open(self, _path: Path, _held: Path | None = None) -> Self:
+    def open(self, _path: Path, _held: Path | None = None, _opening: str = "reads", *,
+             new_catalog: bool = False) -> Self:
+        assert not new_catalog
         return self
 
     def __enter__(self) -> Self:

@@ -53,6 +53,7 @@ def test_dumps_of_different_sets_are_taken_and_looked_after(house: House) -> Non
     house.ok("backups", "delete", everything["id"], "--now")
     assert house.ok("verify", SERVER)["damages"] == []
     (house.base / "catalog.db").unlink()
+    house.ok("catalog", "upgrade")
     house.fails("fsck")
     house.ok("fsck", "--repair")
     known = {record["id"]: record for record in house.backups()}

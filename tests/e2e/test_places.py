@@ -206,4 +206,5 @@ def test_a_target_without_a_backup_is_refused_and_the_nearest_are_named(house: H
 
 
 def test_nonsense_as_a_target_is_wrong_usage(house: House) -> None:
+    house.ok("catalog", "upgrade")
     assert "target" in house.fails("plan", SERVER, "--to", "yesterday", code=2).err
