@@ -4,6 +4,12 @@ Measured with MariaDB 10.11.19: DISCARD gives the table a new id, IMPORT keeps i
 sequence number 0; the redo log says nothing of the pages. So an increment leaves them out as old ones, and the copy
 shows the rows from before. A table that was made in any other way has pages younger than itself, or, as long as they
 were not written, zeros. Hence the proof: no page of a table that is newer than a backup may be older than that backup.
+
+Measured with MySQL 5.6.24, 5.7.13 and 9.7.4: IMPORT gives every page the log sequence number of the moment and the
+number of its own tablespace, so an increment holds them all. TRUNCATE of 5.7 keeps the tablespace and gives the table
+a new id, and pages that the table no longer uses stay as they were: they are older than the backup and in it. So there
+an older page is no import where it bears the number of its own tablespace: numbers are never used again, so the backup
+has the page of that very tablespace.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from pathlib import Path
 from backupd.engine.client import Session, is_denied
 from backupd.engine.probe import read_dialect
 from backupd.model.errors import ServerError
+from backupd.model.server import Flavour
 
 _LSN = slice(16, 24)
 _SPACE = slice(34, 38)
@@ -23,8 +30,9 @@ _FLAGS = slice(54, 58)
 _EXPORT = ".cfg"
 _HEADER = 64
 _ZEROS = bytes(_HEADER)
-_SYSTEM = 0
-"""Number of the system tablespace: nothing is imported into that."""
+_SYSTEM = frozenset({0, 0xFFFFFFFE})
+"""Numbers of the system tablespace and, from MySQL 8 on, of mysql.ibd, which no view tells the file of: nothing is
+imported into these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,10 @@ def imported_tables(session: Session, *, newer_than: int, lsn: int) -> tuple[str
     if not newer:
         return ()
     size = int(str(session.scalar("SELECT @@GLOBAL.innodb_page_size")))
-    return tuple(sorted(table.name for table in newer if has_old_pages(table.path, lsn=lsn, page_size=size)))
+    stamped = read_dialect(session).flavour is not Flavour.MARIADB
+    return tuple(sorted(
+        table.name for table in newer
+        if has_old_pages(table.path, lsn=lsn, page_size=size, own=table.space if stamped else None)))
 
 
 def existing_tables(session: Session, names: Collection[str]) -> tuple[str, ...]:
@@ -75,9 +86,10 @@ def existing_tables(session: Session, names: Collection[str]) -> tuple[str, ...]
     return tuple(sorted(table.name for table in _tables(session) if table.name in names and table.path.is_file()))
 
 
-def has_old_pages(path: Path, *, lsn: int, page_size: int) -> bool:
+def has_old_pages(path: Path, *, lsn: int, page_size: int, own: int | None = None) -> bool:
     """Is a page of the tablespace at ``path`` written and not younger than ``lsn``? ``page_size``: the server's own,
-    in bytes. False for a file that is not there. Raises OSError."""
+    in bytes. ``own``: the tablespace's number, on a server whose imports give all pages a new age: old pages that bear
+    both this number and an age are its own. False for a file that is not there. Raises OSError."""
     try:
         with path.open("rb", buffering=0) as file:
             first = file.read(_HEADER)
@@ -85,12 +97,17 @@ def has_old_pages(path: Path, *, lsn: int, page_size: int) -> bool:
             rest = False
             for header in _headers(file.fileno(), step):
                 rest = True
-                if int.from_bytes(header[_LSN]) <= lsn:
+                if _is_old(header, lsn, own):
                     return True
             # A server may write the first page of a new file long before it knows its number.
-            return rest and first != _ZEROS and int.from_bytes(first[_LSN]) <= lsn
+            return rest and first != _ZEROS and _is_old(first, lsn, own)
     except FileNotFoundError:
         return False
+
+
+def _is_old(header: bytes, lsn: int, own: int | None) -> bool:
+    age = int.from_bytes(header[_LSN])
+    return age <= lsn and not (age and own is not None and int.from_bytes(header[_SPACE]) == own)
 
 
 def _headers(descriptor: int, step: int) -> Iterator[bytes]:
@@ -131,7 +148,7 @@ def _tables(session: Session) -> list[_Table]:
     paths = {str(row[0]): datadir / str(row[1]) for row in session.query(dialect.tablespaces)}
     found: list[_Table] = []
     for number, name, space in tables:
-        if space != _SYSTEM:
+        if int(space) not in _SYSTEM:
             path = paths.get(str(names.get(space, "")))
             found.append(_Table(int(number), str(name), int(space), path or _usual_path(datadir, str(name)),
                                 path is not None))

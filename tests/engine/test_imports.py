@@ -15,8 +15,10 @@ from backupd.engine.probe import probe
 from backupd.model.errors import ToolError
 from backupd.model.server import Position, Receipts
 from tests.engine.backups import take
+from tests.support import mysql
 from tests.support.imports import import_tablespace
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
+from tests.support.mysql import MySQLServer
 
 PAGE = 16384
 
@@ -78,9 +80,10 @@ def test_while_a_table_has_no_tablespace_no_id_is_the_newest(server: PrivateServ
         assert imported_tables(session, newer_than=0, lsn=1) == ("d/b",)
 
 
-def page(lsn: int, size: int = PAGE, flags: int = 0x15) -> bytes:
+def page(lsn: int, size: int = PAGE, flags: int = 0x15, space: int = 7) -> bytes:
     content = bytearray(size)
     content[:4], content[16:24], content[54:58] = b"\1\2\3\4", lsn.to_bytes(8), flags.to_bytes(4)
+    content[34:38] = space.to_bytes(4)
     return bytes(content)
 
 
@@ -99,3 +102,45 @@ def test_pages_that_were_never_written_have_no_age(tmp_path: Path) -> None:
         path.write_bytes(content)
         assert has_old_pages(path, lsn=100, page_size=PAGE) is old, content[:64]
     assert not has_old_pages(tmp_path / "gone.ibd", lsn=100, page_size=PAGE)
+
+
+def test_old_pages_of_its_own_tablespace_are_no_import_where_imports_are_given_a_new_age(tmp_path: Path) -> None:
+    path = tmp_path / "t.ibd"
+    for content, old in (
+        (page(200) + page(200) + page(100), False),
+        (page(100) + page(200), False),
+        (page(200) + page(200) + page(100, space=8), True),  # of another tablespace
+        (page(200) + page(0) + page(200), True),  # without any age
+    ):
+        path.write_bytes(content)
+        assert has_old_pages(path, lsn=100, page_size=PAGE, own=7) is old, content[:64]
+
+
+@pytest.mark.skipif(bool(mysql.why_not()), reason=mysql.why_not() or "it can run")
+def test_truncating_and_rebuilding_on_mysql_is_no_import_and_an_import_is_wholly_younger(short_tmp: Path) -> None:
+    rows = ", ".join(f"({number}, REPEAT('x', 200))" for number in range(2000))
+    with MySQLServer() as server:
+        server.execute("CREATE DATABASE d", *(
+            statement for name in ("source", "empty", "rebuilt", "imported") for statement in (
+                f"CREATE TABLE d.{name} (id INT PRIMARY KEY, t VARCHAR(250), KEY (t)) ENGINE=InnoDB",
+                f"INSERT INTO d.{name} VALUES {rows}")))
+        connection = Connection(socket=str(server.socket), user="root")
+        server.stop()
+        server.start()  # everything is on the disk
+        with connection.connect() as session:
+            newest = newest_table(session)
+            (status,) = session.query("SHOW ENGINE INNODB STATUS")
+        lsn = int(str(status[2]).partition("Log sequence number")[2].split()[0])
+        assert newest is not None
+        server.execute("TRUNCATE TABLE d.empty", "INSERT INTO d.empty VALUES (1, 'y')",
+                       "ALTER TABLE d.rebuilt ENGINE=InnoDB", "CREATE TABLE d.fresh LIKE d.source")
+        import_tablespace(server, "d", "source", "imported")
+        server.stop()
+        server.start()
+        size = int(str(server.scalar("SELECT @@innodb_page_size")))
+        with connection.connect() as session:
+            assert imported_tables(session, newer_than=newest, lsn=lsn) == ()
+        content = (server.datadir / "d/imported.ibd").read_bytes()
+        pages = [content[at:at + size] for at in range(0, len(content), size)]
+        assert len(pages) > 20
+        assert all(int.from_bytes(one[16:24]) > lsn for one in pages if any(one)), "an increment holds every page"
