@@ -92,7 +92,8 @@ def make_plan(
     warnings += [f"{one.words(server)}: not used, but by name: --to backup:{one.backups[-1]}" for one in aside]
     if isinstance(target.goal, Latest):
         warnings += _about_latest(found, own, usable, now)
-    warnings += [f"{b.id}: {text}" for b in chain for text in b.warnings]
+    told = {text: b.id for b in chain for text in b.warnings}  # once, of the last backup that has it
+    warnings += [f"{of}: {text}" for text, of in told.items()]
     replay, until = found.choice.replay, found.stop
     rates = {**DEFAULT_RATES, **preferences.rates}
     plan = Plan(

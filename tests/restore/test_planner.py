@@ -243,3 +243,11 @@ def test_after_a_rebuild_the_moments_before_a_server_was_replaced_are_still_targ
     assert plan("2026-11-21T02:00:00Z", [before, after]).backup_id == before.id
     known = replace(before, manifest="e" * 64)
     assert plan("2026-11-21T02:00:00Z", [known, after]).warnings == ()
+
+
+def test_what_every_backup_of_a_chain_warns_of_is_said_once() -> None:
+    note = "MEMORY tables are restored empty"
+    chain = [replace(backup(2), warnings=(note, "the clock jumped"))]
+    for hour in (3, 4):
+        chain.append(replace(backup(hour, kind=BackupKind.PHYSICAL_INCREMENTAL, parent=chain[-1].id), warnings=(note,)))
+    assert plan("latest", chain).warnings == (f"{chain[-1].id}: {note}", f"{chain[0].id}: the clock jumped")
