@@ -168,7 +168,7 @@ def assemble(
             cancel=cancel,
             left_out=left_out,
         )
-        verify_tables(base, [entry.path for entry in chain[-1].body.entries])
+        verify_tables(base, [entry.path for entry in chain[-1].body.entries], partial=left_out is not nothing)
         for increment in increments:
             shutil.rmtree(increment)
         rejoined = rejoin_renamed(base)

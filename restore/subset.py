@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 
+from backupd.engine.datafiles import verify_fulltext
 from backupd.engine.dictionary import Known, drop_tables, read_dictionary, unreadable
 from backupd.engine.tablefiles import fulltext_id, left_behind, owner_of, stem_of, table_of
 from backupd.model.clock import Clock
@@ -222,6 +223,8 @@ class _Making:
             if _files(grown.of(work.chain)) != _files(chain):
                 self._part = grown
                 return None
+            if last.body.facts.server.flavour is not Flavour.MARIADB and work.replaying is None:
+                verify_fulltext(copy.datadir, [entry.path for entry in last.body.entries], numbers)
             asked = [name for name in known.tables if self._wanted(name)]
             there |= set(asked)
             copy.warnings += said

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from backupd.engine.tablefiles import fulltext_id
 from backupd.model.errors import DamagedError
 
 _DATA, _LINK = ".ibd", ".isl"
@@ -57,12 +58,14 @@ def _final(path: str) -> str:
     return name if "/" in name or name.endswith(_DATA) or name.startswith("ibdata") else ""
 
 
-def verify_tables(base: Path, last: Sequence[str]) -> None:
+def verify_tables(base: Path, last: Sequence[str], *, partial: bool = False) -> None:
     """Does the prepared ``base`` hold the tables of the last backup applied (file list ``last``), and no dropped one?
 
-    Raises DamagedError naming every table that is wrong.
+    ``partial``: were some tables left out on purpose? xtrabackup's prepare removes full-text indexes whose table is not
+    there, and which table one is of, only a server on the copy can tell: ``verify_fulltext``. Raises DamagedError
+    naming every table that is wrong.
     """
-    expected = expected_files(last)
+    expected = frozenset(path for path in expected_files(last) if not (partial and fulltext_id(path) is not None))
     there = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()}
     wrong = [f"{path} is missing" for path in sorted(expected - there)]
     wrong += [f"{path} is there, though its table was dropped before the backup" for path in sorted(there - expected)
@@ -70,6 +73,17 @@ def verify_tables(base: Path, last: Sequence[str]) -> None:
     if wrong:
         raise DamagedError(f"{len(wrong)} files of the prepared {base} are not those of the backup", wrong,
                            hint="fetch the backup again, from another destination if there is one")
+
+
+def verify_fulltext(datadir: Path, last: Sequence[str], numbers: Collection[int]) -> None:
+    """Are the full-text indexes of these tables (by InnoDB's numbers) in ``datadir`` as in the backup's list ``last``?
+    Raises DamagedError."""
+    wrong = [f"{path} is missing" for path in sorted(expected_files(last))
+             if fulltext_id(path) in numbers and not (datadir / path).is_file()]
+    if wrong:
+        raise DamagedError(f"{len(wrong)} files of full-text indexes are not in the prepared {datadir}", wrong,
+                           hint="restore the whole backup beside the server (--datadir FOLDER --start), and copy the "
+                                "tables from there")
 
 
 def rejoin_renamed(base: Path) -> tuple[str, ...]:

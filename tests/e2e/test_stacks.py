@@ -291,3 +291,22 @@ def test_what_is_not_the_servers_own_is_refused(stack: Stack, stacked: House, sh
     finally:
         stacked.programs = stack.programs()
         stacked.write()
+
+
+def test_one_table_comes_out_of_a_schema_with_a_fulltext_index_elsewhere(
+        stack: Stack, stacked: House, source: Server) -> None:
+    source.execute(
+        "CREATE DATABASE words", "CREATE TABLE words.plain (id INT PRIMARY KEY, v VARCHAR(20)) ENGINE=InnoDB",
+        "INSERT INTO words.plain VALUES (1, 'one'), (2, 'two')",
+        "CREATE TABLE words.texts (id INT PRIMARY KEY, v VARCHAR(200), FULLTEXT (v)) ENGINE=InnoDB",
+        "INSERT INTO words.texts VALUES (1, 'quick brown fox'), (2, 'lazy dog')")
+    try:
+        record = stacked.backup()
+        for table, rows in (("plain", "(1,'one'),(2,'two')"), ("texts", "(1,'quick brown fox'),(2,'lazy dog')")):
+            folder = stacked.base / f"words-{table}"
+            stacked.ok("restore", SERVER, "--to", f"backup:{record['id']}", "--tables", f"words.{table}",
+                       "--from", "physical", "--sql", str(folder))
+            text = "".join(path.read_text() for path in sorted(folder.rglob("*.sql")))
+            assert rows in text.replace(", ", ",").replace(" (", "(").replace("\n", "").replace('"', "'"), text
+    finally:
+        source.execute("DROP DATABASE words")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.datafiles import expected_files, rejoin_renamed, verify_tables
+from backupd.engine.datafiles import expected_files, rejoin_renamed, verify_fulltext, verify_tables
 from backupd.model.errors import DamagedError
 
 INCREMENT = [
@@ -77,3 +77,18 @@ def test_data_that_stayed_where_its_link_went_to_another_schema_follows_it(tmp_p
     assert (base / "c/new.ibd").read_bytes() == b"a/new.ibd"
     assert (base / "c/new.isl").read_text() == "/outside/a/new.ibd"
     assert rejoin_renamed(base) == ()
+
+
+def test_of_some_tables_only_a_server_on_the_copy_tells_which_fulltext_index_must_be_there(tmp_path: Path) -> None:
+    wanted, other = (f"shop/FTS_00000000000000{number}_CONFIG.ibd" for number in ("2a", "2b"))
+    (tmp_path / "shop").mkdir()
+    for path in ("shop/a.ibd", wanted):
+        (tmp_path / path).touch()
+    listed = ["shop/a.ibd", wanted, other]
+    verify_tables(tmp_path, listed, partial=True)
+    verify_fulltext(tmp_path, listed, {0x2A})
+    with pytest.raises(DamagedError) as missing:
+        verify_fulltext(tmp_path, listed, {0x2A, 0x2B})
+    assert missing.value.damages == (f"{other} is missing",)
+    with pytest.raises(DamagedError):
+        verify_tables(tmp_path, listed)
