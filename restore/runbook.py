@@ -15,7 +15,7 @@ from backupd.engine.external import LINK_SUFFIX
 from backupd.engine.toolset import XTRABACKUP, Row, row_for
 from backupd.model.backup import BackupRecord
 from backupd.model.clock import format_time
-from backupd.model.manifest import Body, Header
+from backupd.model.manifest import Body, BodyFacts, Header
 from backupd.model.server import Flavour, ServerInfo, Tool
 from backupd.model.units import format_size
 from backupd.process.command import Command
@@ -98,8 +98,7 @@ def render_runbook(
         "restoring host, under the path that they had.\n"
         if info.encrypted
         else "",
-        lost=f"\n**{header.tables_missing} tables come back without rows:** they are of engines that {facts.tool.name} "
-        "leaves out, and no logical backup took them.\n" if header.tables_missing else "",
+        lost=_lost(header.tables_missing - len(facts.missing), facts),
     )
     return (
         text
@@ -324,3 +323,15 @@ gpg --quiet -d "$REPOSITORY/{path}" | zstd -q -d | tar -x -C config
 Its `README.txt` says what is what. The accounts are in the restored data already; compare `host/files` with the new
 host before you copy anything there, and look into `host/mounts.txt` if `innodb_doublewrite` was off.
 """
+
+
+def _lost(left_out: int, facts: BodyFacts) -> str:
+    """What the backup lacks: tables that its tool always leaves out, and those that it lost."""
+    text = ""
+    if left_out:
+        text += (f"\n**{left_out} tables come back without rows:** they are of engines that {facts.tool.name} leaves"
+                 " out, and no logical backup took them.\n")
+    if facts.missing:
+        text += (f"\n**{len(facts.missing)} tables are missing:** they were dropped and made again, or renamed, while"
+                 f" the backup was taken: {', '.join(name.shown for name in facts.missing)}.\n")
+    return text

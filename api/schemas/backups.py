@@ -68,7 +68,7 @@ class Backup(Shape):
     set: str = Field(description="Of a logical backup: the set of tables of the policy.")
     tables_missing: int = Field(
         description="Of a logical backup: tables that could not be dumped. Of a physical one: tables that its tool "
-                    "leaves out and no logical backup takes.")
+                    "leaves out and no logical backup takes, or that it lost because they were changed meanwhile.")
     partial: bool = Field(description="It lacks tables that other backups of its kind have.")
     missing: list[str] = Field(description="Of a physical backup: tables of which files are not in it.")
     doubtful: str = Field(description="Why nobody should count on it before a test restore has shown that it works; "

@@ -56,9 +56,9 @@ def _backup(wiring: Wiring, run: JobRun) -> Result:
     size = record.stats.bytes_source
     # By what was taken: an increment that could not build on anything is a full backup.
     phase = Phase(_BACKUP_PHASES[record.kind], seconds, size)
-    # What a physical tool leaves out it leaves out the next time, too; and who answers is the same one then.
-    accepted = (record.apart or record.kind is not BackupKind.LOGICAL
-                or accepts_missing(wiring.settings.server(record.server)))
+    # What a physical tool always leaves out it leaves out the next time, too; and who answers is the same one then.
+    accepted = record.apart or (accepts_missing(wiring.settings.server(record.server))
+                                if record.kind is BackupKind.LOGICAL else made.accepted)
     return Result(record.id, size, (phase,), problem=made.problem, partial=made.problem is not None, accepted=accepted)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from backupd.app.deletion import sweep_destination
 from backupd.app.identity import meet, problem_of, reason_of
 from backupd.app.limits import throttled
 from backupd.app.logical import dump_tables
+from backupd.app.logs import say
 from backupd.app.retention import relieve
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
@@ -29,16 +31,20 @@ from backupd.engine.tables import list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord
-from backupd.model.errors import BackupdError, DestinationFullError
+from backupd.model.errors import BackupdError, DestinationFullError, TablesChangedError
 from backupd.model.identity import Identity
 from backupd.model.ids import new_id
-from backupd.model.manifest import Body, Header
+from backupd.model.manifest import Body, BodyFacts, Header
+from backupd.model.progress import Progress
 from backupd.model.proof import Witness
 from restore.plan import DEFAULT_RATES
 from restore.runbook import render_runbook
 from restore.state import restored_by
 from restore.unpack import render_unpack
 from storage.destination import Destination
+
+REPEATS = 2
+"""How often a physical backup is taken again in one job when tables were changed under the tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +58,12 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """``problem``: what is missing in a backup that can be used nevertheless."""
+    """``problem``: what is missing in a backup that can be used nevertheless; ``accepted``: the next one would lack it,
+    too."""
 
     record: BackupRecord
     problem: BackupdError | None = None
+    accepted: bool = True
 
 
 def take_backup(wiring: Wiring, server_name: str, kind: BackupKind, run: JobRun) -> Made:
@@ -85,19 +93,36 @@ def _run(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun) 
     run.check()
     if kind is BackupKind.LOGICAL:
         return Made(*dump_tables(wiring, server, run, destinations))
-    with ExitStack() as stack:
-        spec, met = resolve(wiring, server, kind, run, destinations, stack.enter_context(wiring.workdir(run.job.id)))
-        brake = stack.enter_context(throttled(wiring, server, spec.connection, run))
-        taken = _execute(wiring, server, replace(spec, throttle=brake, send=brake.send), run)
+    repeated: list[str] = []
+    because = ""
+    for left in range(REPEATS, -1, -1):
+        try:
+            with ExitStack() as stack:
+                spec, met = resolve(wiring, server, kind, run, destinations,
+                                    stack.enter_context(wiring.workdir(run.job.id)), because=because)
+                spec = replace(spec, repeats=left, warnings=(*spec.warnings, *repeated))
+                brake = stack.enter_context(throttled(wiring, server, spec.connection, run))
+                taken = _execute(wiring, server, replace(spec, throttle=brake, send=brake.send), run)
+            break
+        except TablesChangedError as error:
+            run.check()
+            if not left:
+                raise
+            because = because or (error.message if error.as_full else "")
+            repeated.append(f"the backup was taken again, because {error.message}")
+            say("backup-repeated", repeated[-1], level=logging.WARNING, server=server.name, job=run.job.id)
+            run.report(Progress("copy", note=repeated[-1]))
     record = record_backup(wiring, spec, taken, brake.warnings)
     record = replace(record, apart=met is not None and met.is_stranger)
-    return Made(record, problem_of(met, record) or _problem(record, spec))
+    problem = problem_of(met, record) or _problem(record, spec, taken.outcome.facts)
+    return Made(record, problem, not taken.outcome.facts.missing)
 
 
 def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRun,
-            destinations: tuple[Destination, ...], workdir: Path) -> tuple[PhysicalSpec, Identity | None]:
+            destinations: tuple[Destination, ...], workdir: Path, *, because: str = "",
+            ) -> tuple[PhysicalSpec, Identity | None]:
     """Freeze every decision about this backup, and who answers. Reads the server, the keyring and the tools; changes
-    nothing."""
+    nothing. ``because``: why an increment that was due cannot be."""
     keys, fingerprints = wiring.recipients()
     connection = server.connection()
     with connection.connect() as session:
@@ -106,7 +131,8 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         refuse_clashes(session, probed.info)
         tool = physical_tool(probed.info, paths=wiring.settings.programs)
         refuse_unfit(session, probed.info, tool.tool)
-        decision = decide(wiring, server, kind, probed.info, tool=tool, session=session, destinations=destinations,
+        decision = Decision(BackupKind.PHYSICAL_FULL, reason=because) if because else decide(
+            wiring, server, kind, probed.info, tool=tool, session=session, destinations=destinations,
                           recipients=fingerprints)
         # Another question only where there is something to ask for.
         lost = (in_no_backup(left_out(list_tables(session), probed.info.flavour, tool.tool.name), server.policy.logical)
@@ -140,13 +166,22 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
     return spec, met
 
 
-def _problem(record: BackupRecord, spec: PhysicalSpec) -> BackupdError | None:
+def _problem(record: BackupRecord, spec: PhysicalSpec, facts: BodyFacts) -> BackupdError | None:
+    if facts.missing:
+        return BackupdError(
+            f"{_count(len(facts.missing))} missing in the physical backup {record.id}, though it was taken"
+            f" {REPEATS + 1} times; everything else is in it", detail="\n".join(facts.warnings[-1:]),
+            hint="take the backup at a time when these tables are not dropped or renamed, or move them to InnoDB")
     if not record.tables_missing:
         return None
-    count = "1 table is" if record.tables_missing == 1 else f"{record.tables_missing} tables are"
     return BackupdError(
-        f"{count} missing in the physical backup {record.id} and in every logical one; everything else is in it",
+        f"{_count(record.tables_missing)} missing in the physical backup {record.id} and in every logical one;"
+        " everything else is in it",
         detail="\n".join(lost_words(engine, names) for engine, names in spec.lost.items()), hint=REMEDY)
+
+
+def _count(tables: int) -> str:
+    return "1 table is" if tables == 1 else f"{tables} tables are"
 
 
 def _parent(decision: Decision) -> Parent | None:

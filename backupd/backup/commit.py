@@ -17,6 +17,7 @@ from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
 from backupd.model.dump import DumpFacts
 from backupd.model.errors import BackupdError, DestinationError
+from backupd.model.inventory import BaseTable
 from backupd.model.manifest import (
     CODEC,
     Body,
@@ -29,6 +30,7 @@ from backupd.model.manifest import (
     objects_digest,
 )
 from backupd.model.server import Receipts, ServerInfo, Tool
+from backupd.model.table import TableName
 from backupd.process.throttle import Throttle, Unlimited
 from backupd.transfer.fanout import Fanout, known_everywhere
 from backupd.transfer.intent import Intent
@@ -83,7 +85,7 @@ class BackupSpec:
 @dataclass(frozen=True, slots=True)
 class Captured:
     """What was captured, besides the entries. ``parent``: the backup that it builds on. ``lost``: how many tables it
-    leaves out that no other backup has."""
+    leaves out that no other backup has. ``inventory``, ``missing``: see ``BodyFacts``."""
 
     kind: BackupKind
     tool: Tool
@@ -92,6 +94,8 @@ class Captured:
     landmarks: Landmarks | None = None
     dump: DumpFacts | None = None
     lost: int = 0
+    inventory: tuple[BaseTable, ...] | None = None
+    missing: tuple[TableName, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -161,7 +165,7 @@ class Making:
         facts = BodyFacts(
             backup_id=spec.backup_id, position=receipts.position, server=spec.info, tool=captured.tool,
             receipts=receipts, objects_digest=objects_digest(objects), warnings=(*spec.warnings, *captured.warnings),
-            parent=captured.parent, dump=dump)
+            parent=captured.parent, dump=dump, inventory=captured.inventory, missing=captured.missing)
         body = Body(facts, packed.entries)
         stats = Stats(
             bytes_source=packed.size, bytes_stored=sum(o.size for o in objects),
@@ -177,7 +181,7 @@ class Making:
             body=described(layout.BODY, sealed_body), unpack=nothing, runbook=nothing, codec=CODEC,
             config=described(layout.CONFIG, self._sealed_config) if self._sealed_config else None,
             landmarks=captured.landmarks, table_set=dump.table_set if dump else "",
-            tables_missing=len(dump.failed) if dump else captured.lost)
+            tables_missing=len(dump.failed) if dump else captured.lost + len(captured.missing))
         documents = spec.documents(body, header)
         sealed_unpack = sealer.seal(documents.unpack)
         header = replace(header, unpack=described(layout.UNPACK, sealed_unpack),

@@ -5,7 +5,7 @@ Knows no catalog: everything it needs is in its spec, everything it found is in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -14,15 +14,19 @@ from backupd.backup.commit import BackupSpec, Captured, making
 from backupd.backup.coverage import lost_words
 from backupd.backup.landmarks import Place, here, landmarks_of
 from backupd.backup.speed import Speeds, Stopwatch, redo_size
-from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool, Remove, Rename
+from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool, Remove, Rename, Stock
+from backupd.engine.tablefiles import table_of
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
+from backupd.model.errors import TablesChangedError
 from backupd.model.manifest import BodyFacts, Header, Landmarks
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Role
 from backupd.model.table import TableName
 from backupd.transfer.fanout import Fanout
 from backupd.transfer.pack import Packed, Packer
+
+_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class PhysicalSpec(BackupSpec):
     """Every decision about one physical backup. ``workdir``: an empty private folder for the tool. ``parent`` makes it
     an increment. ``spool``: a folder on a disk, for a tool that must copy the server first. ``restored_by``: the
     restore that the data directory came from. ``lost``: by engine, tables that the tool leaves out and no logical
-    backup takes."""
+    backup takes. ``repeats``: how often the backup may still be taken again; where it may not, one that lacks tables
+    without transactions is kept as what it is."""
 
     tool: PhysicalTool
     workdir: Path
@@ -52,6 +57,7 @@ class PhysicalSpec(BackupSpec):
     spool: Path | None = None
     restored_by: str = ""
     lost: Mapping[str, Sequence[TableName]] = field(default_factory=dict)
+    repeats: int = 0
 
     @property
     def kind(self) -> BackupKind:
@@ -76,7 +82,7 @@ def execute(
     log: Path | None = None,
 ) -> PhysicalOutcome:
     """Take the backup and commit it at every destination. On any error nothing is committed and what was stored is
-    taken back; raises the error that began the trouble.
+    taken back; raises the error that began the trouble, TablesChangedError where taking the backup again may help.
 
     ``cancel``: set it to stop the tool. ``fence`` is called right before the commit and raises when somebody else has
     taken the job meanwhile. ``log``: file for what the tool prints."""
@@ -84,15 +90,57 @@ def execute(
         waited = Stopwatch()
         place = here(spec.connection) if spec.tool.takes_increments else None
         capture, packed = _capture(spec, made.fanout, waited, report, on_stderr, cancel, log)
+        stock = capture.stock()
+        refuse_incomplete(stock, increment=spec.parent is not None, repeats=spec.repeats)
         report(Progress("commit", packed.size, packed.size, len(packed.entries), len(packed.entries)))
         captured = Captured(
             spec.kind, capture.tool, capture.receipts(), parent=spec.parent.backup_id if spec.parent else None,
             landmarks=_landmarks(spec, capture, place) if place else None,
             lost=sum(map(len, spec.lost.values())),
-            warnings=tuple(lost_words(engine, names) for engine, names in spec.lost.items()))
+            inventory=stock.inventory, missing=tuple(table.name for table in stock.missing),
+            warnings=(*(lost_words(engine, names) for engine, names in spec.lost.items()), *words_of(stock)))
         header, facts = made.commit(captured, packed, fence)
         return PhysicalOutcome(header, facts, Speeds(
             packed.size, waited.seconds, redo_size(packed.entries), header.stats.bytes_new, made.fanout.loads))
+
+
+def refuse_incomplete(stock: Stock, *, increment: bool, repeats: int) -> None:
+    """Raises TablesChangedError for a backup that must not be kept: an increment that cannot be prepared; one that
+    lacks a table of InnoDB, whose redo log names it, so that no prepare ends well; and as long as it may be taken again
+    (``repeats``) one that lacks any."""
+    if increment and stock.swapped:
+        raise TablesChangedError(
+            f"tables took each other's names while the increment was taken: {_shown(map(_table_of, stock.swapped))}",
+            hint="such an increment cannot be prepared: take a full backup", as_full=True)
+    innodb = [table.name for table in stock.missing if table.engine.lower() == "innodb"]
+    if innodb or (stock.missing and repeats):
+        names = innodb or [table.name for table in stock.missing]
+        raise TablesChangedError(
+            f"the tool left out {len(names)} tables that the server had at the backup's position: {_shown(names)}",
+            detail="they were dropped and made again, or renamed, while the tool ran",
+            hint="take the backup at a time when these tables are not dropped or renamed")
+
+
+def words_of(stock: Stock) -> tuple[str, ...]:
+    """What to say of a backup that is kept."""
+    words: list[str] = []
+    if stock.missing:
+        names = _shown(table.name for table in stock.missing)
+        words.append(f"{len(stock.missing)} tables are missing in this backup, because they were dropped and made again"
+                     f" or renamed while it was taken: {names}")
+    if stock.inventory is None:
+        words.append("the backup's tables were not compared with the server's at the backup's position:"
+                     f" {stock.problem or 'no list could be made'}")
+    return tuple(words)
+
+
+def _table_of(stem: str) -> TableName:
+    return table_of(stem.partition("#P#")[0])
+
+
+def _shown(names: Iterable[TableName]) -> str:
+    listed = list(dict.fromkeys(name.shown for name in names))
+    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else "")
 
 
 def _capture(

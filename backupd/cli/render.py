@@ -75,7 +75,7 @@ def _missing_text(record: BackupRecord) -> str:
                 + (f" and {len(record.missing) - _NAMED} more" if len(record.missing) > _NAMED else ""))
     if not record.tables_missing:
         return ""
-    why = "could not be dumped" if record.kind is BackupKind.LOGICAL else "are left out by its tool, and never dumped"
+    why = "could not be dumped" if record.kind is BackupKind.LOGICAL else "are not in it: its warnings name them"
     return f"{record.tables_missing} tables {why}"
 
 

@@ -44,11 +44,14 @@ from backupd.engine.client import Session, error_code
 from backupd.engine.clonestate import checkpoint_lsn, flushed_lsn, system_tablespace
 from backupd.engine.commitlock import CommitLock
 from backupd.engine.ingest import ingest
+from backupd.engine.inventory import Contents, base_tables
 from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
-from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, nothing
-from backupd.engine.probe import probe
+from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, Stock, nothing
+from backupd.engine.probe import probe, read_dialect
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames
+from backupd.engine.tablefiles import absent
 from backupd.model.errors import CancelledError, RefusedError, ServerError, ToolError
+from backupd.model.inventory import BaseTable
 from backupd.model.server import Position, Receipts, ServerInfo, Tool
 from backupd.model.units import format_size
 from backupd.process.folders import locked_folder, make_passable, remove_dead
@@ -124,6 +127,8 @@ class CloneCapture:
         self._lines: deque[str] = deque(maxlen=50)
         self._stack = contextlib.ExitStack()
         self._receipts: Receipts | None = None
+        self._tables: tuple[BaseTable, ...] = ()
+        self._contents = Contents()
         self._folder = Path()
         self._info: ServerInfo | None = None
         self._owner = -1
@@ -178,7 +183,9 @@ class CloneCapture:
         cnf = render_options({"mysqld": {name: info.variables[name] for name in _IN_CNF if name in info.variables}})
         yield Data(BACKUP_CNF, 0, memoryview(cnf.encode()))
         yield End(BACKUP_CNF)
-        yield from ingest(copy, _is_wanted, owner=self._owner, cancel=self._request.cancel)
+        for event in ingest(copy, _is_wanted, owner=self._owner, cancel=self._request.cancel):
+            self._contents.take(event)
+            yield event
         self._receipts = Receipts(backup_type=BACKUP_TYPE, from_lsn=0, to_lsn=lsn, last_lsn=lsn, position=position,
                                   tool_version=str(self.tool.version), server_version=info.version_text)
 
@@ -186,6 +193,11 @@ class CloneCapture:
         if self._receipts is None:
             raise ValueError("the capture has not ended yet")
         return self._receipts
+
+    def stock(self) -> Stock:
+        """The copy's own dictionary lists the tables; it is of the very transaction that the position names."""
+        copied = [table for table in self._tables if table.engine == _COPIED]
+        return Stock(self._tables, absent(copied, self._contents.paths))
 
     def _tell(self, line: str) -> None:
         self._lines.append(line)
@@ -257,6 +269,7 @@ class CloneCapture:
             if _flat(row["GTID_EXECUTED"]) != gtid:
                 raise ToolError("the copy has executed other transactions than its clone says",
                                 detail=f"{gtid}, not {_flat(row['GTID_EXECUTED'])}")
+            self._tables = base_tables(session, read_dialect(session), Path(info.datadir))
             if self._ours:
                 session.execute("DELETE FROM mysql.plugin WHERE name = 'clone'")
         self._tell("the copy was recovered and shut down")

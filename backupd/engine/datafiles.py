@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from backupd.engine.tablefiles import fulltext_id
@@ -56,6 +56,19 @@ def _final(path: str) -> str:
     if name.endswith(_NEW):
         name = name.removesuffix(_NEW) + _DATA
     return name if "/" in name or name.endswith(_DATA) or name.startswith("ibdata") else ""
+
+
+def swapped(renamed: Mapping[str, str]) -> tuple[str, ...]:
+    """Stems whose renames (old to new) lead back to themselves, as with two tables that took each other's name. The
+    tools' prepare cannot follow that in an increment (mariadb-backup 10.11.19: "Can't rename ... errno 2")."""
+    found: set[str] = set()
+    for stem in renamed:
+        way = [stem]
+        while (to := renamed.get(way[-1])) is not None and to not in way:
+            way.append(to)
+        if to == stem and len(way) > 1:
+            found.update(way)
+    return tuple(sorted(found))
 
 
 def verify_tables(base: Path, last: Sequence[str], *, partial: bool = False) -> None:

@@ -14,6 +14,7 @@ SIGTERM does not end it (blocked); SIGINT and SIGKILL do, and ``Pipeline`` knows
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,11 @@ HINTS = {
     "Permission denied": "the tool must run as a user who may read the server's datadir",
 }
 """What the tool prints, and what helps."""
+_MOMENT = re.compile(
+    "Acquired locks for BACKUP STAGE BLOCK_COMMIT"
+    # Series without the line above log this one under the same lock.
+    "|Executing FLUSH NO_WRITE_TO_BINLOG ENGINE LOGS")
+"""From here on it keeps commits and changes of definitions blocked, until it has recorded the position."""
 _REDO_HEADER = 0x3000
 _CHECKPOINTS = (0x1000, 0x2000)
 
@@ -70,7 +76,7 @@ class MariaBackup:
         for option files (default: this process's own)."""
         self._tool = tool
         self._made = StreamingTool(
-            tool, names, Dialect.MARIADB, arguments=lambda _request: (), hints=HINTS, runtime=runtime)
+            tool, names, Dialect.MARIADB, arguments=lambda _request: (), hints=HINTS, moment=_MOMENT, runtime=runtime)
 
     @property
     def tool(self) -> Tool:

@@ -15,7 +15,9 @@ from typing import Protocol, Self
 
 from backupd.engine.client import Connection
 from backupd.model.errors import DamagedError
+from backupd.model.inventory import BaseTable
 from backupd.model.server import Receipts, Tool
+from backupd.model.table import TableName
 from backupd.process.command import Command
 
 
@@ -98,6 +100,20 @@ class CaptureRequest:
     spool: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What is known of the tables that a backup should hold. ``inventory``: all of them, at the backup's position; None
+    where that is not known, and ``problem`` says why. ``missing``: tables that the server had at that position and of
+    which a file is not in the backup. ``fetched``: tables whose files the tool left out and that were read from the
+    server instead. ``swapped``: stems of tables of InnoDB that took each other's names while the tool ran."""
+
+    inventory: tuple[BaseTable, ...] | None = None
+    missing: tuple[BaseTable, ...] = ()
+    fetched: tuple[TableName, ...] = ()
+    swapped: tuple[str, ...] = ()
+    problem: str = ""
+
+
 class Capture(Protocol):
     """One run of the tool. A context manager; leaving it early leaves no process."""
 
@@ -118,6 +134,10 @@ class Capture(Protocol):
         """What the tool recorded about this run; after ``events`` has ended. Raises StreamError when
         unreadable.
         """
+        ...
+
+    def stock(self) -> Stock:
+        """Which tables the backup should hold, and which it does not; after ``events`` has ended."""
         ...
 
     def __enter__(self) -> Self: ...

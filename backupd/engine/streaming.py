@@ -16,13 +16,16 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.client import Connection
+from backupd.engine.datafiles import swapped
 from backupd.engine.imports import existing_tables
+from backupd.engine.inventory import Contents, Stocktaking
 from backupd.engine.lockwatch import LockWatch
-from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, Hole, Remove, Rename
+from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, Hole, Remove, Rename, Stock
 from backupd.engine.receipts import ReceiptCollector, ReceiptNames, parse_receipts
-from backupd.engine.xbstream import Dialect, demultiplex
+from backupd.engine.tablefiles import absent
+from backupd.engine.xbstream import Dialect, Doubts, demultiplex, left_out
 from backupd.model.errors import CancelledError, StreamError, ToolError, ToolMissingError
-from backupd.model.server import Receipts, Tool
+from backupd.model.server import Position, Receipts, Tool
 from backupd.process.command import Command
 from backupd.process.optionfile import option_file
 from backupd.process.pipeline import Pipeline
@@ -52,7 +55,7 @@ class StreamingTool:
     """What differs between the tools. ``arguments``: the command line after the option file and before the common
     part; ``groups``: the content of that file; ``login_file``: the variable that names another file with credentials,
     which the tool would read on its own; ``hints``: what the tool prints, and what helps; ``lock_seconds``: how long
-    it may wait for a lock that stops all writers, None where it takes no such lock."""
+    it may wait for a lock that stops all writers, None where it takes no such lock; ``moment``: see ``Stocktaking``."""
 
     tool: Tool
     names: ReceiptNames
@@ -62,6 +65,7 @@ class StreamingTool:
     groups: Callable[[Connection], Groups] = Connection.option_groups
     login_file: str = ""
     lock_seconds: float | None = None
+    moment: re.Pattern[str] | None = None
     runtime: Path | None = None
 
 
@@ -78,6 +82,10 @@ class StreamingCapture:
         self._last_line = ""
         self._ignored: list[str] = []
         self._tables: set[str] = set()
+        self._doubts = Doubts()
+        self._contents = Contents()
+        self._stocktaking = Stocktaking(request.connection, made.moment)
+        self._stock = Stock()
         self._receipts: Receipts | None = None
         self._log_tail = ""
 
@@ -103,6 +111,7 @@ class StreamingCapture:
             argv = (self.tool.path, f"--defaults-file={path}", *arguments, *self._common(folders))
             name = self._made.login_file
             command = Command(argv, env={name: str(request.workdir / "no-such-file")} if name else {})
+            stack.enter_context(self._stocktaking)
             self._pipeline = Pipeline([command], on_stderr=self._heard, log=request.log, cancel=request.cancel)
             if self._made.lock_seconds is not None:
                 self._watch = stack.enter_context(
@@ -129,8 +138,39 @@ class StreamingCapture:
                 self._note(event.path)
             elif isinstance(event, Remove | Rename) and event.path in self._made.names.all:
                 raise StreamError(f"{self.tool.name} took back {event.path}", detail=self.log_tail)
+            self._contents.take(event)
             yield event
-        self._receipts = self._verified(collector)
+            self._stocktaking.pause()
+        receipts = self._verified(collector)
+        yield from self._complete(receipts.position)
+        self._receipts = receipts
+
+    def _complete(self, position: Position) -> Iterator[FileEvent]:
+        """What the tool left out and the server still has. Raises StreamError where it left out something and nobody
+        knows what there should be."""
+        stock, contents, doubts = self._stocktaking, self._contents, self._doubts
+        stock.settle(position)
+        if doubts.lost and (stock.tables is None or not stock.is_whole):
+            raise left_out(doubts.lost)
+        for path in sorted(doubts.withdrawn):
+            if not stock.has_owner(path):
+                contents.take(Remove(path))
+                yield Remove(path)
+        if stock.tables is None:
+            self._stock = Stock(swapped=swapped(contents.renamed), problem=stock.problem)
+            return
+        before = absent(stock.tables, contents.paths, contents.renamed)
+        for table in before:
+            for event in stock.fetch(table, sorted(contents.paths)):
+                contents.take(event)
+                yield event
+        missing = absent(before, contents.paths, contents.renamed)
+        self._stock = Stock(stock.tables if stock.is_whole else None, missing,
+                            tuple(table.name for table in before if table not in missing),
+                            swapped(contents.renamed), stock.problem)
+
+    def stock(self) -> Stock:
+        return self._stock
 
     def _note(self, path: str) -> None:
         stem = path.removesuffix(".delta")
@@ -144,7 +184,7 @@ class StreamingCapture:
 
     def _stream(self, pipeline: Pipeline) -> Iterator[FileEvent]:
         try:
-            for event in demultiplex(pipeline, self._made.dialect):
+            for event in demultiplex(pipeline, self._made.dialect, self._doubts):
                 if isinstance(event, Data | Hole | End) and event.path.endswith(_FOREIGN):
                     raise StreamError(
                         f"{self.tool.name} compresses or encrypts what it writes: {event.path}",
@@ -212,6 +252,7 @@ class StreamingCapture:
         ignored = _IGNORED.search(line)
         if ignored:
             self._ignored.append(ignored[1])
+        self._stocktaking.heard(line)
         if self._watch is not None:
             self._watch.heard(line)
         if self._request.on_stderr is not None:

@@ -30,7 +30,7 @@ _IN_SCHEMA = re.compile(r"(?P<schema>[^/#]+)/(?P<file>[^/]+)")
 _PART = re.compile("#(?:[Pp]|[Ss][Pp])#")
 _SDI = re.compile(r"(?P<schema>[^/#]+)/(?P<prefix>[^/]+)_\d+\.sdi")
 _INNODB = "innodb"
-_OF_ENGINE: Mapping[str, tuple[str, ...]] = {
+OF_ENGINE: Mapping[str, tuple[str, ...]] = {
     "myisam": ("MYD", "MYI"),
     "aria": ("MAD", "MAI"),
     "csv": ("CSV", "CSM"),
@@ -110,9 +110,9 @@ class _Held:
             stem = stem_of(path)
             if stem:
                 part, _, suffix = path.removeprefix(stem).partition(".")
-                self._suffixes[table_of(stem)][_part_name(part)].add(suffix)
+                self._suffixes[table_of(stem)][part_name(part)].add(suffix)
                 if stem in moved:
-                    self._suffixes[table_of(moved[stem])][_part_name(part)].add(suffix)
+                    self._suffixes[table_of(moved[stem])][part_name(part)].add(suffix)
             elif match := _SDI.fullmatch(path):
                 self._sdi[decode_file_name(match["schema"])].add(decode_file_name(match["prefix"]))
         self._has_frm = any(path.endswith(".frm") for path in paths)
@@ -130,14 +130,14 @@ class _Held:
         if self._has_frm:
             if "frm" not in found.get("", ()):
                 return False
-        elif self._sdi and engine in _OF_ENGINE and not any(
+        elif self._sdi and engine in OF_ENGINE and not any(
                 table.name.table.startswith(prefix) for prefix in self._sdi.get(table.name.schema, ())):
             return False
         if engine == _INNODB:
             if table.shared or table.space is None:
                 return True
             return all(self._has_pages(table.name, part) for part in table.parts or ("",))
-        needed = _OF_ENGINE.get(engine, ())
+        needed = OF_ENGINE.get(engine, ())
         # Where the partitions are not known, each that left a trace has to be whole, and there has to be one.
         known = [part.lower() for part in table.parts] or [part for part in found if part] or [""]
         return all(suffix in found.get(part, ()) for part in known for suffix in needed)
@@ -159,11 +159,12 @@ class _Held:
 
 def _named(stem: str) -> tuple[TableName, str]:
     table, mark, rest = stem.partition("#") if "/#" not in stem else (stem, "", "")
-    return table_of(table), _part_name(mark + rest)
+    return table_of(table), part_name(mark + rest)
 
 
-def _part_name(part: str) -> str:
-    """``p0/p0sp1`` of ``#P#p0#SP#p0sp1``; upper and lower case are the same to the servers."""
+def part_name(part: str) -> str:
+    """``p0/p0sp1`` of ``#P#p0#SP#p0sp1``, "" of "": a partition's name as ``BaseTable.parts`` has it. Upper and lower
+    case are the same to the servers."""
     return "/".join(decode_file_name(name).lower() for name in _PART.split(part)[1:])
 
 

@@ -27,12 +27,13 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from backupd.engine.physical import Data, End, FileEvent, Hole, Remove, Rename
-from backupd.model.errors import StreamError
+from backupd.model.errors import StreamError, TablesChangedError
 
 BUFFER_SIZE = 1024 * 1024
 """Bytes of the one buffer that all payload passes through; the longest payload of a Data event."""
@@ -53,6 +54,10 @@ _MAY_BECOME_EMPTY = (".MYD", ".MYI", ".MAD", ".MAI", ".CSV", ".CSM", ".MRG", ".A
 """Files that MariaDB copies again after a DDL. A new copy that is empty has no payload that could carry
 flag 2.
 """
+_STAYING = (".frm", ".par", ".TRG", ".TRN", ".ibd", ".isl", ".new", ".del", ".ren", ".delta", ".meta")
+"""Files that a removal may name and not mean. The tool removes what its list of statements says was dropped, and such a
+list knows neither the tables that were made since under the same name nor those of InnoDB, of which ``.del`` and
+``.ren`` tell. Definitions are copied while nobody can change them any more."""
 _OPTIONAL = (".ARM",)
 """Renamed with the table although normally not there."""
 _AGAIN = "run the backup again; if it repeats, the tool's version writes something this one does not know"
@@ -69,14 +74,33 @@ class Readable(Protocol):
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
-def demultiplex(stream: Readable, dialect: Dialect = Dialect.MARIADB) -> Iterator[FileEvent]:
-    """The files in ``stream``. Ends only at a complete end of everything.
+@dataclass(frozen=True, slots=True)
+class Doubts:
+    """What a stream leaves to a caller that knows which tables there must be. ``lost``: names of files that were
+    renamed but are not there. ``withdrawn``: files that ended and that the tool then removed although
+    their table may live: the caller removes those of which it does not."""
+
+    lost: set[str] = field(default_factory=set)
+    withdrawn: set[str] = field(default_factory=set)
+
+
+def demultiplex(stream: Readable, dialect: Dialect = Dialect.MARIADB,
+                doubts: Doubts | None = None) -> Iterator[FileEvent]:
+    """The files in ``stream``. Ends only at a complete end of everything. ``doubts`` is filled, where it is given.
 
     Raises StreamError for anything else: a cut, a wrong checksum, an unknown chunk, a path that leads
-    outside, a file twice, a file without its end, a file that was renamed but is not there. Data events
-    before such an error were delivered; no ``End`` is delivered for a file with a wrong checksum.
+    outside, a file twice, a file without its end, and without ``doubts`` a file that was renamed but is not there. Data
+    events before such an error were delivered; no ``End`` is delivered for a file with a wrong checksum.
     """
-    return _Demultiplexer(stream, dialect).events()
+    return _Demultiplexer(stream, dialect, doubts).events()
+
+
+def left_out(lost: Collection[str]) -> TablesChangedError:
+    """mariadb-backup 10.11.19 lists Aria tables early and copies them later: one that is renamed in between is found
+    under neither name, its .frm is streamed, its data is not, and the run is "completed OK!"."""
+    return TablesChangedError(
+        "tables were renamed while the tool ran, and it left out their data",
+        detail="\n".join(sorted(lost)[:20]), hint="run the backup again while no Aria or MyISAM table is renamed")
 
 
 class _Source:
@@ -128,8 +152,10 @@ class _Source:
 
 
 class _Demultiplexer:
-    def __init__(self, stream: Readable, dialect: Dialect) -> None:
+    def __init__(self, stream: Readable, dialect: Dialect, doubts: Doubts | None) -> None:
         self._source = _Source(stream)
+        self._doubts = doubts
+        self._withdrawn: set[str] = doubts.withdrawn if doubts else set()
         self._dialect = dialect
         self._flags = _FLAG_IGNORABLE | (_FLAG_REWRITE if dialect is Dialect.MARIADB else 0)
         self._open: dict[str, tuple[int, int]] = {}
@@ -214,7 +240,8 @@ class _Demultiplexer:
         if path in self._open:
             del self._open[path]
         elif path in self._ended:
-            if self._dialect is not Dialect.MARIADB or not path.endswith(_MAY_BECOME_EMPTY):
+            if path not in self._withdrawn and (
+                    self._dialect is not Dialect.MARIADB or not path.endswith(_MAY_BECOME_EMPTY)):
                 raise self._broken(f"{path} comes a second time")
             yield self._forget(path)
             self._remember(path)
@@ -237,7 +264,9 @@ class _Demultiplexer:
             if name in self._open:
                 raise self._broken(f"removal of {name}, which is still being written")
             self._lost.discard(name)
-            if name in self._ended:
+            if name in self._ended and self._doubts is not None and name.endswith(_STAYING):
+                self._withdrawn.add(name)
+            elif name in self._ended:
                 yield self._forget(name)
 
     def _rename(self, path: str) -> Iterator[FileEvent]:
@@ -245,6 +274,8 @@ class _Demultiplexer:
         to = self._path(length)
         if path == to or path in self._open or to in self._open:
             raise self._broken(f"{path} cannot be renamed to {to}")
+        if path in self._withdrawn:
+            yield self._forget(path)
         if path in self._ended:
             if to in self._ended:
                 yield self._forget(to)
@@ -262,14 +293,10 @@ class _Demultiplexer:
         if self._open:
             names = sorted(self._open)
             raise StreamError(f"the stream ended inside {len(names)} files: {', '.join(names[:5])}", hint=_AGAIN)
-        if self._lost:
-            # mariadb-backup 10.11.19 lists Aria tables early and copies them later: one that is renamed in between is
-            # found under neither name, its .frm is streamed, its data is not, and the run is "completed OK!".
-            raise StreamError(
-                "tables were renamed while the tool ran, and it left out their data",
-                detail="\n".join(sorted(self._lost)[:20]),
-                hint="run the backup again while no Aria or MyISAM table is renamed",
-            )
+        if self._doubts is not None:
+            self._doubts.lost.update(self._lost)
+        elif self._lost:
+            raise left_out(self._lost)
 
     # -- parts of a chunk
 
@@ -283,7 +310,7 @@ class _Demultiplexer:
                 yield Hole(path, end, expected - end)
             return
         if path in self._ended:
-            if not rewrite:
+            if not rewrite and path not in self._withdrawn:
                 raise self._broken(f"{path} comes a second time")
             yield self._forget(path)
         if offset:
@@ -328,6 +355,7 @@ class _Demultiplexer:
 
     def _forget(self, path: str) -> Remove:
         self._ended.discard(path)
+        self._withdrawn.discard(path)
         for folder in _folders_of(path):
             self._folders[folder] -= 1
             if not self._folders[folder]:

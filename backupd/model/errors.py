@@ -11,6 +11,7 @@
     ├── ToolError               an external program failed
     │   └── ToolMissingError
     ├── StreamError             a tool's output is not what its format promises
+    │   └── TablesChangedError  tables were changed under the tool: another attempt may succeed
     ├── ServerError             the database server refused or went away
     ├── KeyUnusableError        an OpenPGP key is missing, expired or cannot decrypt
     ├── DestinationError        a destination failed (retryable unless it says otherwise)
@@ -128,6 +129,16 @@ class ToolMissingError(ToolError):
 class StreamError(BackupdError):
     retryable = True
     problem_type = "broken-stream"
+
+
+class TablesChangedError(StreamError):
+    """``as_full``: an increment would fail again, or would be worthless; a full backup is right."""
+
+    problem_type = "tables-changed"
+
+    def __init__(self, message: str, *, detail: str = "", hint: str = "", as_full: bool = False) -> None:
+        super().__init__(message, detail=detail, hint=hint)
+        self.as_full = as_full
 
 
 class ServerError(BackupdError):

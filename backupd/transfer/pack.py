@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from backupd.model.errors import StreamError
+from backupd.model.errors import StreamError, TablesChangedError
 from backupd.model.manifest import BUNDLE_LIMIT, PART_SIZE, Entry, Part
 from backupd.transfer.fanout import Fanout, Placed
 from storage import treenames
@@ -187,8 +187,8 @@ class Packer:
             self._tiny_bytes -= len(content)
         elif not ended.parts:
             # Its bundle is on its way and holds it under the old name.
-            raise StreamError(f"{path}: its table was renamed or dropped while the backup ran",
-                              hint="run the backup again, at a time without DDL")
+            raise TablesChangedError(f"{path}: its table was renamed or dropped while the backup ran",
+                                     hint="run the backup again, at a time without DDL")
         return ended, content
 
     def finish(self) -> Packed:

@@ -25,6 +25,7 @@ from backupd.backup.physical import Parent, PhysicalSpec
 from backupd.catalog.session import Catalog
 from backupd.engine.client import Connection
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, nothing
+from backupd.engine.physical import Stock as TableStock
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment, SegmentKey
 from backupd.model.errors import DamagedError
@@ -82,6 +83,9 @@ class MadeUp:
         kind = "incremental" if self.from_lsn else "full-backuped"
         return Receipts(kind, self.from_lsn, self.to_lsn, self.to_lsn, Position("binlog.000001", 4), "10.11.6",
                         "10.11.6")
+
+    def stock(self) -> TableStock:
+        return TableStock(inventory=())
 
     def prepare(self, base: Path, increments: Sequence[Path] = (), *, memory: int) -> tuple[PrepareStep, ...]:
         raise NotImplementedError("nothing that is made up is started")

@@ -1,0 +1,353 @@
+"""The list of tables at the very position that a physical backup records, and the files of those made meanwhile.
+
+mariadb-backup streams a table that was dropped and made again while it ran, and then, replaying the server's log of
+such statements, the removal of the table of before, which has the same name: the new one is gone from the stream, exit
+code 0 and "completed OK!" (10.11.19). So the server is asked for its tables while the tool keeps commits and changes of
+definitions blocked, and for each of them every file has to be there at the end (``tablefiles.absent``).
+
+What is not there is taken from the server where that is sound: tables of engines without transactions whose definition
+is younger than the beginning of the backup are opened under the same lock, and their files are read afterwards. An open
+file outlives the DROP of its table, and one that was written to since shows it by its size or time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backupd.engine.client import Connection, Session, is_denied
+from backupd.engine.dialect import Dialect
+from backupd.engine.filenames import decode_file_name
+from backupd.engine.physical import Data, End, FileEvent, Remove, Rename
+from backupd.engine.probe import read_dialect
+from backupd.engine.snapshot import position_now
+from backupd.engine.tablefiles import OF_ENGINE, part_name, stem_of, table_of
+from backupd.engine.tables import SYSTEM_SCHEMAS, table_names
+from backupd.model.errors import ServerError
+from backupd.model.inventory import BaseTable
+from backupd.model.server import Flavour, Position
+from backupd.model.table import TableName
+
+_TABLES = """
+SELECT TABLE_SCHEMA, TABLE_NAME, ENGINE FROM information_schema.TABLES
+WHERE TABLE_TYPE <> 'VIEW' AND TABLE_TYPE <> 'SYSTEM VIEW' AND TABLE_TYPE NOT LIKE '%%TEMPORARY%%'
+AND TABLE_SCHEMA NOT IN ({marks})
+"""
+_LIST = "SELECT NAME, SPACE FROM information_schema.{list} WHERE NAME LIKE '%/%'"
+_TYPED_LIST = "SELECT NAME, SPACE, SPACE_TYPE FROM information_schema.{list} WHERE NAME LIKE '%/%'"
+_SETTINGS = (
+    "SET SESSION wait_timeout = 2147483",
+    # The server's own stages keep changes of definitions away; whoever holds a table nevertheless is not waited for.
+    "SET SESSION lock_wait_timeout = 1",
+)
+_CHANGES = re.compile(r"\s*(?:CREATE|DROP|ALTER|RENAME|TRUNCATE)\b", re.IGNORECASE)
+_USE = re.compile(r"\s*use `(?:[^`]|``)*`; ", re.IGNORECASE)
+_PING_EVERY = 30.0
+_PATIENCE = 60.0
+_MOST_OPEN = 500
+"""Files that are kept open for the end of a backup."""
+_EARLIER = 2.0
+"""Seconds by which a definition may look older than it is."""
+_BLOCK = 1024 * 1024
+_RENAMED = ".ren"
+_INNODB, _SYSTEM, _OWN = "InnoDB", 0, "Single"
+
+
+def base_tables(session: Session, dialect: Dialect, datadir: Path) -> tuple[BaseTable, ...]:
+    """Every table and sequence outside the system schemas, by name. Nothing is opened or waited for but definitions.
+
+    Where the account may not see InnoDB's own list (PROCESS) no ``space`` is known, nor where a table has no file in
+    ``datadir`` (DISCARD TABLESPACE). Raises ServerError.
+    """
+    spaces = _spaces(session, dialect)
+    rows = session.query(_TABLES.format(marks=", ".join(["%s"] * len(SYSTEM_SCHEMAS))), *SYSTEM_SCHEMAS)
+    found: list[BaseTable] = []
+    for schema, table, engine in rows:
+        name = TableName(str(schema), str(table))
+        parts = spaces.get(name, {}) if (engine or _INNODB) == _INNODB else {}
+        space = next(iter(parts.values()), None)
+        lying = all(part.shared or _has_file(datadir, part.path) for part in parts.values())
+        found.append(BaseTable(
+            name, str(engine or (_INNODB if parts else "")), space.number if space and lying else None,
+            space is not None and space.shared, tuple(sorted(part for part in parts if part))))
+    return tuple(sorted(found, key=lambda one: one.name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """``path``: in the data directory, without suffix."""
+
+    path: str
+    number: int
+    shared: bool
+
+
+def _spaces(session: Session, dialect: Dialect) -> dict[TableName, dict[str, _Space]]:
+    """By table and partition ("" for a table that has none)."""
+    typed = dialect.flavour is not Flavour.MARIADB
+    try:
+        rows = session.query((_TYPED_LIST if typed else _LIST).format(list=dialect.innodb_tables))
+    except ServerError as error:
+        if not is_denied(error):
+            raise
+        return {}
+    found: dict[TableName, dict[str, _Space]] = defaultdict(dict)
+    for name, number, *kind in rows:
+        path = str(name)
+        stem = stem_of(path)
+        if stem and "/#" not in stem and number is not None:
+            shared = int(number) == _SYSTEM or (bool(kind) and str(kind[0]) != _OWN)
+            found[table_of(stem)][part_name(path.removeprefix(stem))] = _Space(path, int(number), shared)
+    return found
+
+
+def _has_file(datadir: Path, path: str) -> bool:
+    return any((datadir / f"{path}{suffix}").exists() for suffix in (".ibd", ".isl"))
+
+
+@dataclass(slots=True)
+class _Held:
+    """An open file of a table, and what it was under the lock. ``path``: in the data directory."""
+
+    path: str
+    descriptor: int
+    size: int
+    changed: int
+
+    def as_it_was(self) -> bool:
+        status = os.fstat(self.descriptor)
+        return (status.st_size, status.st_mtime_ns) == (self.size, self.changed)
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+class Contents:
+    """What the stream of a backup came to. ``paths``: of its files. ``renamed``: what the files ``*.ren`` say, stem by
+    stem."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        self._notes: dict[str, bytes] = {}
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        return {path.removesuffix(_RENAMED): os.fsdecode(text).strip().removesuffix(".ibd").removeprefix("./")
+                for path, text in self._notes.items() if path in self.paths}
+
+    def take(self, event: FileEvent) -> None:
+        match event:
+            case Data() if event.path.endswith(_RENAMED):
+                self._notes[event.path] = self._notes.get(event.path, b"") + bytes(event.payload)
+            case End():
+                self.paths.add(event.path)
+            case Remove():
+                self.paths.discard(event.path)
+            case Rename():
+                self.paths.discard(event.path)
+                self.paths.add(event.to)
+
+
+class Stocktaking:
+    """Makes the list of one backup. A context manager around the tool's run.
+
+    ``moment``: the line of the tool's stderr after which it keeps changes of definitions and commits blocked; None for
+    a tool that keeps changes of definitions away for its whole run: then the first ``pause`` is the moment. Hand each
+    line to ``heard``; call ``pause`` whenever the tool's output is read, so that the tool cannot end before the list
+    is made. Nothing here raises: without a list (``tables`` is None), or without one of all tables (``is_whole``),
+    ``problem`` says why.
+    """
+
+    def __init__(self, connection: Connection, moment: re.Pattern[str] | None) -> None:
+        self.problem = ""
+        self.tables: tuple[BaseTable, ...] | None = None
+        self.is_whole = True
+        self._names: frozenset[TableName] = frozenset()
+        self._schemas: frozenset[str] = frozenset()
+        self._connection, self._moment = connection, moment
+        self._session: Session | None = None
+        self._dialect: Dialect | None = None
+        self._datadir = Path()
+        self._began = time.time()
+        self._places: tuple[Position, ...] = ()
+        """Of the server: before anything was looked at, when the files were open, and after the list was read."""
+        self._held: dict[TableName, list[_Held]] = {}
+        self._go, self._leave, self._done = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._wait, name="inventory", daemon=True)
+
+    def heard(self, line: str) -> None:
+        """Look at one line of the tool's log. Cheap; never raises; any thread."""
+        if self._moment is not None and not self._go.is_set() and self._moment.search(line):
+            self._go.set()
+
+    def pause(self) -> None:
+        """Wait for the list when its moment has come."""
+        if self._moment is None:
+            self._go.set()
+        if self._go.is_set() and not self._done.is_set() and self._thread.is_alive():
+            self._done.wait(_PATIENCE)
+
+    def settle(self, position: Position) -> None:
+        """The tool has ended and recorded ``position``: is the list of that moment?"""
+        if self._go.is_set():
+            self.pause()
+        if self.tables is None:
+            self.problem = self.problem or "the tool never said that it had blocked changes of definitions"
+            return
+        if self._moment is None:
+            return
+        same = [(one.file, one.pos) == (position.file, position.pos) for one in self._places]
+        if all(same) or not position.file:
+            return
+        if not all(same[:-1]):
+            self._let_go()  # somebody may have written to them before they were looked at
+        try:
+            changes = self._changes_between(*self._places, position)
+        except ServerError as error:
+            changes = [f"{error.message}: {error.detail}"]
+        if changes:
+            self.tables = None
+            self.problem = f"tables were changed while they were listed: {changes[0][:200]}"
+
+    def has_owner(self, path: str) -> bool:
+        """Is ``path``, which the tool removed, a file of what there was at the moment: the definition of a table or
+        view, or any file of InnoDB's in a schema? False without a list."""
+        schema = decode_file_name(path.partition("/")[0])
+        if self.tables is None or schema not in self._schemas:
+            return False
+        stem = stem_of(path)
+        return not path.endswith((".frm", ".par", ".TRG")) or (bool(stem) and table_of(stem) in self._names)
+
+    def fetch(self, table: BaseTable, paths: Iterable[str]) -> Iterator[FileEvent]:
+        """The files of ``table`` as they were at the moment, in place of those of ``paths``; nothing where that is not
+        sound any more."""
+        held = self._held.get(table.name, []) if table.engine.lower() in OF_ENGINE else []
+        if not held or not all(file.as_it_was() for file in held):
+            return
+        for path in paths:
+            if stem_of(path) in {stem_of(file.path) for file in held}:
+                yield Remove(path)
+        for file in held:
+            offset = 0
+            while offset < file.size:
+                block = os.pread(file.descriptor, min(_BLOCK, file.size - offset), offset)
+                if not block:
+                    break
+                yield Data(file.path, offset, memoryview(block))
+                offset += len(block)
+            yield End(file.path)
+        if not all(file.as_it_was() for file in held):
+            for file in held:
+                yield Remove(file.path)
+
+    def __enter__(self) -> Self:
+        try:
+            session = self._session = self._connection.connect()
+            self._dialect = read_dialect(session)
+            for statement in _SETTINGS:
+                session.execute(statement)
+            self._datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
+        except ServerError as error:
+            self.problem = f"{error.message}: {error.detail}"
+        else:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave.set()
+        self._go.set()
+        if self._thread.is_alive():
+            self._thread.join(_PATIENCE)
+        self._let_go()
+        if self._session is not None:
+            self._session.close()
+
+    # -- inside
+
+    def _wait(self) -> None:
+        session, dialect = self._session, self._dialect
+        if session is None or dialect is None:
+            return
+        try:
+            while not self._go.wait(_PING_EVERY):
+                session.ping()
+            if self._leave.is_set():
+                return
+            before = position_now(session, dialect)
+            self._hold()
+            held = position_now(session, dialect)
+            tables = base_tables(session, dialect, self._datadir)
+            self._names = table_names(session)
+            self._schemas = frozenset(
+                str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"))
+            self._places = before, held, position_now(session, dialect)
+            hidden = sorted(self._schemas_on_disk() - self._schemas)
+            if hidden:
+                self.is_whole = False
+                self.problem = (f"the account does not see the tables of {', '.join(hidden[:5])}: grant it SELECT on"
+                                " *.*")
+            self.tables = tables
+        except ServerError as error:
+            self.problem = f"{error.message}: {error.detail}"
+        finally:
+            self._done.set()
+
+    def _hold(self) -> None:
+        """Open the files of tables without transactions that were made or renamed while the tool ran: their definition
+        is younger than the beginning of the backup."""
+        with contextlib.suppress(OSError):  # what is not held cannot be fetched; it is missed all the same
+            for folder in filter(Path.is_dir, self._datadir.iterdir()):
+                paths = [f"{folder.name}/{name}" for name in _names_in(folder)]
+                young = {path.removesuffix(".frm") for path in paths if path.endswith(".frm") and stem_of(path)
+                         and (self._datadir / path).stat().st_ctime >= self._began - _EARLIER} if paths else set()
+                young -= {stem_of(path) for path in paths if path.endswith((".ibd", ".isl"))} if young else set()
+                for path in sorted(path for path in paths if stem_of(path) in young) if young else ():
+                    if sum(map(len, self._held.values())) >= _MOST_OPEN:
+                        return
+                    self._open(path)
+
+    def _let_go(self) -> None:
+        for held in self._held.values():
+            for file in held:
+                os.close(file.descriptor)
+        self._held.clear()
+
+    def _schemas_on_disk(self) -> set[str]:
+        """Schemas outside the system's that have files of tables."""
+        found: set[str] = set()
+        with contextlib.suppress(OSError):  # another host's; then nothing can be said
+            for folder in filter(Path.is_dir, self._datadir.iterdir()):
+                if any(stem_of(f"{folder.name}/{name}") for name in _names_in(folder)):
+                    found.add(decode_file_name(folder.name))
+        return found
+
+    def _open(self, path: str) -> None:
+        descriptor = os.open(self._datadir / path, os.O_RDONLY | os.O_CLOEXEC)
+        status = os.fstat(descriptor)
+        self._held.setdefault(table_of(stem_of(path)), []).append(
+            _Held(path, descriptor, status.st_size, status.st_mtime_ns))
+
+    def _changes_between(self, *places: Position) -> list[str]:
+        """Statements that change definitions between the first and the last of ``places``, from the server's binary
+        log. Raises ServerError."""
+        start, *_, end = sorted(places, key=lambda place: (place.file, place.pos))
+        with self._connection.connect() as session:
+            logs = [str(row[0]) for row in session.query("SHOW BINARY LOGS") if start.file <= str(row[0]) <= end.file]
+            events = [(log, pos, str(info)) for log in logs
+                      for _log, pos, kind, _server, _end, info in session.query(
+                          f"SHOW BINLOG EVENTS IN '{log}' FROM {start.pos if log == start.file else 4}")
+                      if kind == "Query"]
+        return [info for log, pos, info in events
+                if (log, int(pos)) < (end.file, end.pos) and _CHANGES.match(_USE.sub("", info))]
