@@ -41,4 +41,5 @@ def record_of(spec: BackupSpec, header: Header, facts: BodyFacts, warnings: tupl
         copies=tuple(Copy(d.name, "complete", header.finished_at) for d in spec.destinations),
         from_lsn=header.from_lsn, to_lsn=header.to_lsn, server_uuid=header.server_uuid, reason=header.reason,
         table_set=header.table_set, tables_missing=header.tables_missing,
+        missing=None if facts.inventory is None else tuple(name.shown for name in facts.missing),
         manifest=hashlib.sha256(encode_header(header)).hexdigest())

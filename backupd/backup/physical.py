@@ -116,7 +116,7 @@ def refuse_incomplete(stock: Stock, *, increment: bool, repeats: int) -> None:
     if innodb or (stock.missing and repeats):
         names = innodb or [table.name for table in stock.missing]
         raise TablesChangedError(
-            f"the tool left out {len(names)} tables that the server had at the backup's position: {_shown(names)}",
+            f"the tool left out {_count(len(names))} that the server had at the backup's position: {_shown(names)}",
             detail="they were dropped and made again, or renamed, while the tool ran",
             hint="take the backup at a time when these tables are not dropped or renamed")
 
@@ -126,12 +126,16 @@ def words_of(stock: Stock) -> tuple[str, ...]:
     words: list[str] = []
     if stock.missing:
         names = _shown(table.name for table in stock.missing)
-        words.append(f"{len(stock.missing)} tables are missing in this backup, because they were dropped and made again"
-                     f" or renamed while it was taken: {names}")
+        words.append(f"this backup lacks {_count(len(stock.missing))} that were dropped and made again or renamed while it"
+                     f" was taken: {names}")
     if stock.inventory is None:
         words.append("the backup's tables were not compared with the server's at the backup's position:"
                      f" {stock.problem or 'no list could be made'}")
     return tuple(words)
+
+
+def _count(tables: int) -> str:
+    return f"{tables} table{'' if tables == 1 else 's'}"
 
 
 def _table_of(stem: str) -> TableName:

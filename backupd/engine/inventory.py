@@ -172,6 +172,7 @@ class Stocktaking:
         self.problem = ""
         self.tables: tuple[BaseTable, ...] | None = None
         self.is_whole = True
+        self.fetched: list[TableName] = []
         self._names: frozenset[TableName] = frozenset()
         self._schemas: frozenset[str] = frozenset()
         self._connection, self._moment = connection, moment
@@ -229,8 +230,8 @@ class Stocktaking:
         return not path.endswith((".frm", ".par", ".TRG")) or (bool(stem) and table_of(stem) in self._names)
 
     def fetch(self, table: BaseTable, paths: Iterable[str]) -> Iterator[FileEvent]:
-        """The files of ``table`` as they were at the moment, in place of those of ``paths``; nothing where that is not
-        sound any more."""
+        """The files of ``table`` as they were at the moment, in place of those of ``paths``; then it is one of
+        ``fetched``. Nothing where that is not sound any more."""
         held = self._held.get(table.name, []) if table.engine.lower() in OF_ENGINE else []
         if not held or not all(file.as_it_was() for file in held):
             return
@@ -246,9 +247,11 @@ class Stocktaking:
                 yield Data(file.path, offset, memoryview(block))
                 offset += len(block)
             yield End(file.path)
-        if not all(file.as_it_was() for file in held):
-            for file in held:
-                yield Remove(file.path)
+        if all(file.as_it_was() for file in held):
+            self.fetched.append(table.name)
+            return
+        for file in held:
+            yield Remove(file.path)
 
     def __enter__(self) -> Self:
         try:

@@ -71,7 +71,8 @@ def confine(
             "--no-new-privs",
             "--",
         ]
-    return replace(command, argv=(*argv, str(program), *command.argv[1:]), user=None, cwd=None)
+    return replace(command, argv=(*argv, str(program), *command.argv[1:]), user=None, cwd=None,
+                   wrapped=command.program)
 
 
 def _frame(writable: Iterable[Path], readable: Iterable[Path], network_of: int | None = None) -> list[str]:

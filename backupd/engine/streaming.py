@@ -22,9 +22,9 @@ from backupd.engine.inventory import Contents, Stocktaking
 from backupd.engine.lockwatch import LockWatch
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, Hole, Remove, Rename, Stock
 from backupd.engine.receipts import ReceiptCollector, ReceiptNames, parse_receipts
-from backupd.engine.tablefiles import absent
+from backupd.engine.tablefiles import OF_ENGINE, absent, stem_of, table_of
 from backupd.engine.xbstream import Dialect, Doubts, demultiplex, left_out
-from backupd.model.errors import CancelledError, StreamError, ToolError, ToolMissingError
+from backupd.model.errors import CancelledError, StreamError, TablesChangedError, ToolError, ToolMissingError
 from backupd.model.server import Position, Receipts, Tool
 from backupd.process.command import Command
 from backupd.process.optionfile import option_file
@@ -33,6 +33,8 @@ from backupd.process.pipeline import Pipeline
 COMPLETED = "completed OK!"
 _IGNORED = re.compile(r"table was dropped\b.*\bignore the tablespace \S*?([^/\s]+/[^/\s]+)\.ibd")
 """The tool left a table out that it takes for a dropped one; one that was imported just now looks the same to it."""
+_VANISHED = re.compile(r"Can't find file: '\./|without redo logging")
+"""Printed before a failure, this tells of a table or partition that was dropped or rebuilt while the tool read it."""
 OPEN_FILES = 65536
 """The tools keep every tablespace open while they copy; the system's own limit still holds."""
 _FOREIGN = (".qp", ".lz4", ".zst", ".xbcrypt")
@@ -81,6 +83,7 @@ class StreamingCapture:
         self._watch: LockWatch | None = None
         self._last_line = ""
         self._ignored: list[str] = []
+        self._vanished = ""
         self._tables: set[str] = set()
         self._doubts = Doubts()
         self._contents = Contents()
@@ -150,23 +153,23 @@ class StreamingCapture:
         knows what there should be."""
         stock, contents, doubts = self._stocktaking, self._contents, self._doubts
         stock.settle(position)
-        if doubts.lost and (stock.tables is None or not stock.is_whole):
-            raise left_out(doubts.lost)
+        known = stock.tables is not None and stock.is_whole
+        if not known and (doubts.lost or doubts.crossed):
+            raise left_out(doubts.lost or doubts.crossed)
         for path in sorted(doubts.withdrawn):
             if not stock.has_owner(path):
                 contents.take(Remove(path))
                 yield Remove(path)
-        if stock.tables is None:
-            self._stock = Stock(swapped=swapped(contents.renamed), problem=stock.problem)
-            return
-        before = absent(stock.tables, contents.paths, contents.renamed)
-        for table in before:
+        tables = stock.tables or ()
+        renamed = {table_of(stem_of(path)) for path in doubts.renamed if stem_of(path)}
+        wrong = dict.fromkeys(absent(tables, contents.paths, contents.renamed))
+        wrong |= dict.fromkeys(table for table in tables if table.name in renamed and table.engine.lower() in OF_ENGINE)
+        for table in wrong:
             for event in stock.fetch(table, sorted(contents.paths)):
                 contents.take(event)
                 yield event
-        missing = absent(before, contents.paths, contents.renamed)
-        self._stock = Stock(stock.tables if stock.is_whole else None, missing,
-                            tuple(table.name for table in before if table not in missing),
+        self._stock = Stock(stock.tables if known else None,
+                            tuple(table for table in wrong if table.name not in stock.fetched), tuple(stock.fetched),
                             swapped(contents.renamed), stock.problem)
 
     def stock(self) -> Stock:
@@ -196,6 +199,11 @@ class StreamingCapture:
             raise
         except ToolError as error:
             hints = self._made.hints
+            if self._vanished:
+                raise TablesChangedError(
+                    f"{error.message}: a table was dropped, renamed or rebuilt while it was read",
+                    detail=f"{self._vanished}\n{error.detail}",
+                    hint="take the backup at a time without such statements") from error
             hint = next((hint for mark, hint in hints.items() if mark in error.detail), error.hint)
             raise ToolError(error.message, detail=error.detail, hint=hint) from error
         except CancelledError as error:
@@ -252,6 +260,8 @@ class StreamingCapture:
         ignored = _IGNORED.search(line)
         if ignored:
             self._ignored.append(ignored[1])
+        if not self._vanished and _VANISHED.search(line):
+            self._vanished = line.strip()
         self._stocktaking.heard(line)
         if self._watch is not None:
             self._watch.heard(line)

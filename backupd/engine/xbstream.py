@@ -78,10 +78,15 @@ class Readable(Protocol):
 class Doubts:
     """What a stream leaves to a caller that knows which tables there must be. ``lost``: names of files that were
     renamed but are not there. ``withdrawn``: files that ended and that the tool then removed although
-    their table may live: the caller removes those of which it does not."""
+    their table may live: the caller removes those of which it does not. ``renamed``: every name in a rename. The tool
+    renames what its list of statements says, also where it copied the files when they had their new names already: two
+    tables that took each other's names then have each other's rows (mariadb-backup 10.11.19). ``crossed``: such names
+    that were used more than once."""
 
     lost: set[str] = field(default_factory=set)
     withdrawn: set[str] = field(default_factory=set)
+    renamed: set[str] = field(default_factory=set)
+    crossed: set[str] = field(default_factory=set)
 
 
 def demultiplex(stream: Readable, dialect: Dialect = Dialect.MARIADB,
@@ -274,6 +279,9 @@ class _Demultiplexer:
         to = self._path(length)
         if path == to or path in self._open or to in self._open:
             raise self._broken(f"{path} cannot be renamed to {to}")
+        if self._doubts is not None:
+            self._doubts.crossed.update({path, to} & self._doubts.renamed, {to} & self._ended)
+            self._doubts.renamed.update((path, to))
         if path in self._withdrawn:
             yield self._forget(path)
         if path in self._ended:

@@ -52,13 +52,15 @@ class Command:
 
     ``argv``: program (name or path) and arguments, never with a secret in it. ``env``: added to the few
     variables that a program inherits (see ``environment``). ``cwd``: its working directory. ``user``: name of
-    the OS user to run as, which needs us to be root.
+    the OS user to run as, which needs us to be root. ``wrapped``: name of the program that ``argv`` runs in a
+    sandbox: what fails is that one.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
     user: str | None = None
+    wrapped: str = ""
 
     def __post_init__(self) -> None:
         if not self.argv or not self.argv[0]:
@@ -69,7 +71,7 @@ class Command:
     @property
     def program(self) -> str:
         """The program's name without its folder, as errors and logs call it."""
-        return Path(self.argv[0]).name
+        return self.wrapped or Path(self.argv[0]).name
 
     def render(self) -> str:
         """One line that a shell accepts, secrets replaced by ``[hidden]``."""

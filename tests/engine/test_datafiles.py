@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.datafiles import expected_files, rejoin_renamed, verify_fulltext, verify_tables
+from backupd.engine.datafiles import expected_files, rejoin_renamed, swapped, verify_fulltext, verify_tables
 from backupd.model.errors import DamagedError
 
 INCREMENT = [
@@ -92,3 +92,10 @@ def test_of_some_tables_only_a_server_on_the_copy_tells_which_fulltext_index_mus
     assert missing.value.damages == (f"{other} is missing",)
     with pytest.raises(DamagedError):
         verify_tables(tmp_path, listed)
+
+
+def test_tables_that_took_each_others_names_are_seen_in_their_renames() -> None:
+    assert swapped({"m/a": "m/b", "m/b": "m/a", "m/c": "m/d"}) == ("m/a", "m/b")
+    assert swapped({"m/a": "m/b", "m/b": "m/c", "m/c": "m/a", "m/d": "m/a"}) == ("m/a", "m/b", "m/c")
+    assert swapped({"m/a": "m/_a_old", "m/b": "m/a"}) == ()
+    assert swapped({"m/a": "m/a"}) == ()

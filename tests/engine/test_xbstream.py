@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from backupd.engine.physical import FileEvent
-from backupd.engine.xbstream import BUFFER_SIZE, Dialect, demultiplex
+from backupd.engine.xbstream import BUFFER_SIZE, Dialect, Doubts, demultiplex
 from backupd.model.errors import StreamError
 from tests.engine.stream import (
     Dribble,
@@ -330,3 +330,18 @@ def test_no_end_is_delivered_for_a_file_with_a_wrong_checksum() -> None:
     with pytest.raises(StreamError, match="checksum in a"):
         events.extend(type(event).__name__ for event in take())
     assert events == ["Data"]
+
+
+def test_what_a_removal_or_rename_may_not_mean_is_left_to_who_knows_the_tables() -> None:
+    data = (whole("m/a.frm", b"a") + whole("m/a.MYD", b"1") + whole("m/i.frm", b"i") + whole("m/i.new", b"2")
+            + whole("m/x.MYD", b"x") + whole("m/y.MYD", b"y") + remove("m") + whole("m/i.new", b"3")
+            + whole("m/x.MYD", b"x") + whole("m/y.MYD", b"y") + rename("m/x.MYD", "m/t.MYD")
+            + rename("m/y.MYD", "m/x.MYD") + rename("m/t.MYD", "m/y.MYD") + rename("m/gone.MYD", "m/here.MYD"))
+    doubts, folder = Doubts(), Folder()
+    for event in demultiplex(Dribble(data, 1 << 20), Dialect.MARIADB, doubts):
+        folder.take(event)
+    assert folder.files == {"m/a.frm": b"a", "m/i.frm": b"i", "m/i.new": b"3", "m/x.MYD": b"y", "m/y.MYD": b"x"}
+    assert doubts.withdrawn == {"m/a.frm", "m/i.frm"}
+    assert doubts.lost == {"m/here.MYD"}
+    assert doubts.renamed == {f"m/{name}.MYD" for name in ("x", "y", "t", "gone", "here")}
+    assert doubts.crossed == {f"m/{name}.MYD" for name in ("x", "y", "t")}
