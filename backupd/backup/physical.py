@@ -126,8 +126,8 @@ def words_of(stock: Stock) -> tuple[str, ...]:
     words: list[str] = []
     if stock.missing:
         names = _shown(table.name for table in stock.missing)
-        words.append(f"this backup lacks {_count(len(stock.missing))} that were dropped and made again or renamed while it"
-                     f" was taken: {names}")
+        words.append(f"this backup lacks {_count(len(stock.missing))} that were dropped and made again or renamed while"
+                     f" it was taken: {names}")
     if stock.inventory is None:
         words.append("the backup's tables were not compared with the server's at the backup's position:"
                      f" {stock.problem or 'no list could be made'}")

@@ -128,6 +128,13 @@ class _Held:
         return (status.st_size, status.st_mtime_ns) == (self.size, self.changed)
 
 
+def _names(statement: str, table: TableName) -> bool:
+    """May ``statement`` be about ``table`` or its schema?"""
+    text = statement.lower()
+    return table.table.lower() in text or (
+        table.schema.lower() in text and ("database" in text or "schema" in text))
+
+
 def _names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
@@ -215,9 +222,11 @@ class Stocktaking:
         try:
             changes = self._changes_between(*self._places, position)
         except ServerError as error:
-            changes = [f"{error.message}: {error.detail}"]
+            self.tables, self.problem = None, f"{error.message}: {error.detail}"
+            return
         if changes:
-            self.tables = None
+            self.tables = tuple(table for table in self.tables if not any(_names(text, table.name) for text in changes))
+            self.is_whole = False
             self.problem = f"tables were changed while they were listed: {changes[0][:200]}"
 
     def has_owner(self, path: str) -> bool:
@@ -295,12 +304,11 @@ class Stocktaking:
             self._names = table_names(session)
             self._schemas = frozenset(
                 str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"))
+            hidden = self._hidden()
             self._places = before, held, position_now(session, dialect)
-            hidden = sorted(self._schemas_on_disk() - self._schemas)
             if hidden:
                 self.is_whole = False
-                self.problem = (f"the account does not see the tables of {', '.join(hidden[:5])}: grant it SELECT on"
-                                " *.*")
+                self.problem = f"the account does not see the tables of {', '.join(hidden[:5])}: grant it SELECT on *.*"
             self.tables = tables
         except ServerError as error:
             self.problem = f"{error.message}: {error.detail}"
@@ -327,14 +335,19 @@ class Stocktaking:
                 os.close(file.descriptor)
         self._held.clear()
 
-    def _schemas_on_disk(self) -> set[str]:
-        """Schemas outside the system's that have files of tables."""
+    def _hidden(self) -> list[str]:
+        """Schemas with tables on disk that the account does not see."""
         found: set[str] = set()
+        seen = {name.schema for name in self._names}
         with contextlib.suppress(OSError):  # another host's; then nothing can be said
             for folder in filter(Path.is_dir, self._datadir.iterdir()):
-                if any(stem_of(f"{folder.name}/{name}") for name in _names_in(folder)):
+                stems = [(stem_of(f"{folder.name}/{name}"), name.endswith(".frm")) for name in _names_in(folder)]
+                known = [stem for stem, _defined in stems if stem and "/#" not in stem]
+                defined = [stem for stem, is_definition in stems if stem and "/#" not in stem and is_definition]
+                if (any(table_of(stem) not in self._names for stem in defined)
+                        or (known and decode_file_name(folder.name) not in seen)):
                     found.add(decode_file_name(folder.name))
-        return found
+        return sorted(found)
 
     def _open(self, path: str) -> None:
         descriptor = os.open(self._datadir / path, os.O_RDONLY | os.O_CLOEXEC)

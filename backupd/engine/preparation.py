@@ -10,7 +10,7 @@ from backupd.engine.defaults import read_option_file
 from backupd.engine.physical import LeftOut, PrepareStep
 from backupd.engine.receipts import BACKUP_CNF, read_receipts
 from backupd.engine.sandbox import can_confine, confine
-from backupd.engine.streaming import COMPLETED
+from backupd.engine.streaming import COMPLETED, LEFT_OPEN
 from backupd.model.errors import DamagedError, StreamError, ToolError
 from backupd.model.server import Position, Receipts, Tool
 from backupd.process.command import Command
@@ -96,7 +96,7 @@ def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[
     """Did every step of a prepare end well by its own words? ``silent``: texts that tell of trouble over which the
     tool still says "completed OK!". Raises ToolError."""
     for log in logs:
-        lines = [line for line in log.splitlines() if line.strip()]
+        lines = [line for line in log.splitlines() if line.strip() and not LEFT_OPEN.search(line)]
         if not lines or not lines[-1].rstrip().endswith(COMPLETED):
             tail = "\n".join(lines[-20:])
             raise ToolError(f"{tool.name} did not end its work on {base} with {COMPLETED!r}", detail=tail)

@@ -31,6 +31,8 @@ from backupd.process.optionfile import option_file
 from backupd.process.pipeline import Pipeline
 
 COMPLETED = "completed OK!"
+LEFT_OPEN = re.compile(r"Warning: +\d+ files and \d+ streams is left open")
+"""What the tool's library prints behind that when it ends, about itself and not about the work."""
 _IGNORED = re.compile(r"table was dropped\b.*\bignore the tablespace \S*?([^/\s]+/[^/\s]+)\.ibd")
 """The tool left a table out that it takes for a dropped one; one that was imported just now looks the same to it."""
 _VANISHED = re.compile(r"Can't find file: '\./|without redo logging")
@@ -255,7 +257,7 @@ class StreamingCapture:
             )
 
     def _heard(self, line: str) -> None:
-        if line.strip():
+        if line.strip() and not LEFT_OPEN.search(line):
             self._last_line = line
         ignored = _IGNORED.search(line)
         if ignored:
