@@ -92,6 +92,7 @@ RULES: Mapping[str, Rule] = {
     **_pair("spool-full", "spool-has-room", "spool is full"),
     **_pair("purge-alarm", "purge-over", "binary logs are about to be lost"),
     "binlog-gap": Rule(Act.OPENS, "binlog-gap", "binary logs are missing", covered=True),
+    "binlog-gap-closed": Rule(Act.CLOSES, "binlog-gap"),
     "branch-begun": Rule(Act.OPENS, "branch-begun", "history begins anew", covered=True),
     "binlog-missing": _tells("archived binary logs are gone from {subject}"),
 

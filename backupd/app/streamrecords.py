@@ -12,6 +12,7 @@ from backupd.catalog.session import Catalog
 from backupd.model.binlog import Branch, BranchReason, Gap, Segment, SegmentKey
 from backupd.model.clock import Clock, format_time
 from backupd.model.event import Event, Severity
+from backupd.recovery.runs import without
 
 CONFIRMATIONS = 5.0
 """Seconds between two writings of how far a destination is confirmed."""
@@ -59,7 +60,14 @@ class CatalogRecorder:
         self._scribe.ask(write)
 
     def segment_stored(self, segment: Segment, destination: str, stored_bytes: int, at: datetime) -> None:
-        self._scribe.ask(lambda catalog: catalog.binlogs.add_segment(segment, destination, stored_bytes, at))
+        now = self._clock()
+
+        def write(catalog: Catalog) -> None:
+            catalog.binlogs.add_segment(segment, destination, stored_bytes, at)
+            if segment.is_final:
+                _close_gap(catalog, segment, now)
+
+        self._scribe.ask(write)
 
     def segments_dropped(self, server: str, keys: Sequence[SegmentKey], destination: str) -> None:
         self._scribe.ask(lambda catalog: catalog.binlogs.drop_segments(server, keys, destination))
@@ -145,6 +153,23 @@ def _branch_event(branch: Branch, others: Sequence[Branch], now: datetime) -> Ev
         f"{_REASONS[branch.reason]}", server=branch.server, subject=branch.id, detail=branch.note,
         hint="" if known else "nothing is recovered across it: take a full backup now, so that there is one on this "
                               "branch")
+
+
+def _close_gap(catalog: Catalog, segment: Segment, now: datetime) -> None:
+    """A file that was given up is archived whole after all: what was recorded as missing behind it is there."""
+    gaps = catalog.binlogs.gaps(segment.server)
+    for gap in gaps:
+        left = without(gap, segment)
+        if left == gap:
+            continue
+        catalog.binlogs.remove_gap(gap)
+        if left is not None:
+            catalog.binlogs.add_gap(left)
+    rest = catalog.binlogs.gaps(segment.server)
+    if len(rest) < len(gaps) and all(gap.branch != segment.branch for gap in rest):
+        catalog.events.add(Event(
+            now, "binlog-gap-closed", Severity.INFO, f"no binary log of {segment.server} is missing any more: "
+            f"{segment.file} is archived whole after all", server=segment.server, subject=segment.branch))
 
 
 def _gap_event(gap: Gap, now: datetime) -> Event:

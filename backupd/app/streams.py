@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -43,6 +43,7 @@ from backupd.model.errors import (
 )
 from backupd.model.server import Flavour, Position
 from backupd.process.throttle import TokenBucket
+from backupd.recovery.runs import place_of
 from backupd.transfer.seal import Sealer
 from policies.lint import streams
 from policies.schema import Binlog
@@ -130,7 +131,7 @@ class StreamRun:
             tool = binlog_tool(self._flavour(source), paths=wiring.settings.programs)
             followers = [LogFollower(wiring, self._server, place, self._stop) for place in self._server.others]
             report = StreamReport(self._server, self._scribe, recorder, self._spool, wiring.clock, followers)
-            wanted = self._wanted()
+            wanted, given_up = self._wanted(), self._given_up()
             archiver = stack.enter_context(Archiver(self._spool, destinations, sealer, recorder,
                                                     checkpoint=self._policy.checkpoint, clock=wiring.clock,
                                                     patience=PATIENCE))
@@ -138,7 +139,7 @@ class StreamRun:
                 name, source, tool, self._spool, installation=wiring.identity_key().hex(), wanted=wanted,
                 max_spool_bytes=self._policy.max_spool, clock=wiring.clock,
                 on_event=lambda event: self._heard(event, report), archived_to=archiver.archived_to,
-                programs=wiring.settings.spool)
+                programs=wiring.settings.spool, given_up=lambda: given_up)
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
             say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
             thread.start()
@@ -195,6 +196,15 @@ class StreamRun:
         physical = [record for record in self._scribe.ask(lambda catalog: catalog.backups.list(name), patience=OPENING)
                     if record.state is BackupState.COMPLETE and record.position.file]
         return min(physical, key=lambda record: record.finished_at).position if physical else None
+
+    def _given_up(self) -> Sequence[tuple[str, int]]:
+        """Files behind which a gap is recorded that no place is missing but in them."""
+        try:
+            gaps = self._scribe.ask(lambda catalog: catalog.binlogs.gaps(self._server.name), patience=PATIENCE)
+        except CatalogError:
+            return ()  # the next process asks again
+        return [(gap.branch, place[0]) for gap in gaps
+                if not gap.destination and (place := place_of(gap.after)) is not None]
 
     # -- the work
 

@@ -330,7 +330,10 @@ class Archiver:
             if file.ended is None or not all(outlook.log(file).is_complete(holding.stored)
                                              for holding in self._state.holdings.values()):
                 break
-            self._state.passed = (file.branch, file.number, file.size)
+            before = outlook.place(*self._state.passed) if self._state.passed else None
+            place = outlook.place(file.branch, file.number, file.size)
+            if before is None or (place is not None and place > before):  # else it was brought back
+                self._state.passed = (file.branch, file.number, file.size)
             with self._staying():
                 self._state_file.save(self._state)
                 self._spool.remove(file)

@@ -87,6 +87,25 @@ class Mender:
         else:
             raise DamagedCopyError(file.name, self._source.address, f"{first.damage}; another copy: {second.damage}")
 
+    def bring_back(self, number: int) -> bool:
+        """A file of the present branch that a gap is recorded behind: is it at the server, whole, after all? What is
+        archived of it is compared with it before it is replaced. Raises as ``mend``."""
+        branch = self._spool.branches()[-1]
+        name = branch.file(number)
+        listed = {log.number: log for log in self._look().logs}
+        if name not in {log.name for log in listed.values()} or number + 1 not in listed:
+            return False
+        copy = self._copy(name)
+        ending = ending_of(copy.path, copy.found.size)
+        if copy.damage or copy.found.end < copy.found.size or (
+                ending is Ending.CUT and not is_whole(self._look(), number, copy.found.size)):
+            return False
+        self._spool.bring_back(branch, number, copy.path, Ending.CRASHED if ending is Ending.CUT else ending)
+        self._tell(StreamEvent(
+            StreamEventKind.MENDED, self._clock(), f"{name} of {self._server}, which was given up earlier, was fetched "
+            "whole from the server: the gap behind it closes when it is archived"))
+        return True
+
     def damaged_there(self, name: str) -> str:
         """Why the server's own file is damaged, "" where two copies do not show that. Raises as ``mend``."""
         first = self._copy(name)

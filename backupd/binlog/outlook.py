@@ -62,10 +62,10 @@ class Outlook:
         for file in self.files:
             log = self.log(file)
             if log.is_complete(held):
-                place = self.place(file.branch, file.number, file.size)
+                place = _later(place, self.place(file.branch, file.number, file.size))
                 continue
             if reached := log.reach(held):
-                place = self.place(file.branch, file.number, reached)
+                place = _later(place, self.place(file.branch, file.number, reached))
             break
         return place
 
@@ -104,3 +104,8 @@ class Outlook:
         return Gap(server=branch.server, branch=branch.id, destination="", after=Position(file.name, log.cut_to),
                    before=Position(after.name, _FIRST_EVENT) if after else None, from_at=None, to_at=None,
                    reason=f"{file.name} is damaged ({log.damage})", noticed_at=log.damaged_at)
+
+
+def _later(one: Place | None, other: Place | None) -> Place | None:
+    """A file that was brought back lies before what has left the spool already."""
+    return max((place for place in (one, other) if place is not None), default=None)

@@ -274,6 +274,23 @@ class Spool:
             fresh.replace(file.path)
             return self.end(file, ending)
 
+    def bring_back(self, branch: Branch, number: int, fresh: Path, ending: Ending) -> Spooled:
+        """``fresh`` is a file of ``branch`` that has ended and was lost before it was archived whole: it is to be
+        archived now, and no gap is behind it."""
+        with self._guard:
+            name = branch.file(number)
+            path = self._path(branch.id, name)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            fresh.chmod(0o600)
+            fresh.replace(path)
+            state = self._now()
+            order = {one.id: turn for turn, one in enumerate(state.branches)}
+            entries = [entry for entry in state.files if (entry.branch, entry.number) != (branch.id, number)]
+            entry = Entry(branch.id, number, name, None, 0)
+            self._save(files=tuple(sorted((*entries, entry), key=lambda one: (order[one.branch], one.number))),
+                       gaps=tuple(gap for gap in state.gaps if (gap.branch, gap.after.file) != (branch.id, name)))
+            return self.end(self._spooled(entry), ending)
+
     def note(self, seen: Seen) -> None:
         """Remember what the server looked like when all was well."""
         with self._guard:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -45,6 +45,9 @@ from backupd.model.server import Position
 
 ArchivedTo = Callable[[], tuple[int, int] | None]
 """Number of the oldest file that is not archived everywhere, and how far into it the archive is; None: not known."""
+
+GivenUp = Callable[[], Sequence[tuple[str, int]]]
+"""Branch and number of files that were not archived whole."""
 
 _TRIALS = 3
 _ROOM_AGAIN = 0.8
@@ -94,13 +97,14 @@ class Streamer:
     ``server``: its name. ``installation``: what tells this backupd from others that stream the same server.
     ``wanted``: where the oldest restorable physical backup stands; a first stream begins there. ``max_spool_bytes``: it
     pauses beyond that. ``on_event``: hears what happens. ``archived_to``: up to where all destinations have the log.
-    ``programs``: the folder where it is remembered which programs hold bytes back; None: that is not tried.
+    ``given_up``: files of a branch behind which a gap is recorded; asked once, and brought back where the server has
+    them. ``programs``: the folder where it is remembered which programs hold bytes back; None: that is not tried.
     """
 
     def __init__(self, server: str, source: BinlogSource, tool: BinlogTool, spool: Spool, *, installation: str,
                  wanted: Position | None, max_spool_bytes: int, clock: Clock,
                  on_event: Callable[[StreamEvent], None], archived_to: ArchivedTo = lambda: None,
-                 programs: Path | None = None, pace: Pace = Pace()) -> None:
+                 programs: Path | None = None, given_up: GivenUp = lambda: (), pace: Pace = Pace()) -> None:
         self._server = server
         self._source = source
         self._tool = tool
@@ -124,6 +128,8 @@ class Streamer:
                               tell=on_event)
         self._mend_pause, self._mend_due = pace.first, 0.0
         self._programs = programs
+        self._given_up: GivenUp | None = given_up
+        self._lost_files: list[int] = []
         self._trials = 0
         self._lives = 0
         self._alarm: PurgeAlarm | None = None
@@ -182,6 +188,7 @@ class Streamer:
         self._refuse_holding_back(state)
         self._mend_newest()
         start = self._past_torn(state) or self._approach.where(state)
+        self._look_for_given_up(start, state)
         self._lives += 1
         written = state.position.pos if state.position.file == start.name else None
         with self._guard:
@@ -240,7 +247,7 @@ class Streamer:
     # --- damage in the spool, or on the way
 
     def _is_mending_due(self) -> bool:
-        return time.monotonic() >= self._mend_due and bool(self._spool.doubts())
+        return time.monotonic() >= self._mend_due and bool(self._lost_files or self._spool.doubts())
 
     def _mend_newest(self) -> None:
         """The newest file is what the server's is compared with: it comes first."""
@@ -251,10 +258,26 @@ class Streamer:
 
     def _mend_others(self) -> None:
         """Right after the server's history was seen to go on from what is here."""
+        self._bring_back()
         newest = self._spool.newest()
         for doubt in self._spool.doubts():
             if newest is None or (doubt.branch, doubt.number) != (newest.branch, newest.number):
                 self._mend(doubt)
+
+    def _bring_back(self) -> None:
+        """Each once: what was given up, by a process that knew less or when the server's answer was another."""
+        while self._lost_files:
+            self._mender.bring_back(self._lost_files.pop())
+
+    def _look_for_given_up(self, start: Start, state: SourceState) -> None:
+        """Once in each process: of the present branch, and listed at the server."""
+        if self._given_up is None:
+            return
+        asked, self._given_up = self._given_up, None
+        here = {file.number for file in self._spool.files() if file.branch == start.branch.id}
+        listed = {log.number for log in state.logs}
+        self._lost_files = [number for branch, number in asked() if branch == start.branch.id
+                            and number < start.number and number in listed and number not in here]
 
     def _mend(self, doubt: Doubt) -> None:
         self._mend_due = time.monotonic() + self._mend_pause

@@ -148,6 +148,19 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
     return tuple(found)
 
 
+def without(gap: Gap, segment: Segment) -> Gap | None:
+    """``gap`` as the whole of ``segment`` leaves it, a file that has ended, from its first byte on: None where that
+    file is all that was missing, the same gap where it says nothing of it."""
+    after, before = place_of(gap.after), place_of(gap.before) if gap.before is not None else None
+    holds = (segment.start == 0 and segment.ending not in (Ending.OPEN, Ending.CUT) and after is not None
+             and (segment.branch, segment.number) == (gap.branch, after[0]) and segment.end > after[1])
+    if not holds or gap.destination:
+        return gap
+    if before is not None and before[0] == segment.number + 1:
+        return None
+    return replace(gap, after=Position(segment.file, segment.end, segment.gtids_after), from_at=segment.last_at)
+
+
 def parted(runs: Iterable[Run], gaps: Iterable[Gap]) -> tuple[Run, ...]:
     """``runs`` without what recorded gaps say is not there.
 

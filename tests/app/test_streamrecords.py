@@ -53,6 +53,31 @@ def test_facts_that_are_told_twice_are_there_once_and_so_are_their_events(scribe
     assert catalog.binlogs.segments("db1", FIRST.id) == ()
 
 
+def test_a_file_that_is_archived_whole_after_all_closes_the_gap_behind_it(scribe: Scribe) -> None:
+    recorder = CatalogRecorder("db1", scribe, Clock(NOW))
+    recorder.branch_stored(FIRST)
+    damaged = replace(GAP, after=Position("binlog.000001", 500), before=Position("binlog.000002", 4))
+    purged = replace(GAP, after=Position("binlog.000002", 700), before=Position("binlog.000004", 4))
+    for gap in (damaged, purged):
+        recorder.gap(gap)
+    recorder.segment_stored(replace(SEGMENT, end=500, ending=Ending.CUT), "local", 400, NOW)
+    assert scribe.catalog.binlogs.gaps("db1") == (damaged, purged)
+    recorder.segment_stored(SEGMENT, "local", 400, NOW)
+    assert scribe.catalog.binlogs.gaps("db1") == (purged,)
+    assert scribe.catalog.events.list()[0].kind == "binlog-gap"  # one is still open
+    second = replace(SEGMENT, number=2, file="binlog.000002", end=900)
+    recorder.segment_stored(second, "local", 400, NOW)
+    (rest,) = scribe.catalog.binlogs.gaps("db1")
+    assert rest.after == Position("binlog.000002", 900, "0-1-9")
+    recorder.segment_stored(replace(second, number=3, file="binlog.000003"), "local", 400, NOW)
+    assert scribe.catalog.binlogs.gaps("db1") == (rest,)  # nothing says that the second one ended there
+    scribe.catalog.binlogs.remove_gap(rest)
+    recorder.gap(replace(purged, before=Position("binlog.000003", 4)))
+    recorder.segment_stored(second, "local", 400, NOW)
+    assert scribe.catalog.binlogs.gaps("db1") == ()
+    assert scribe.catalog.events.list()[0].kind == "binlog-gap-closed"
+
+
 def test_a_stream_that_begins_anew_although_there_are_branches_asks_for_a_full_backup(scribe: Scribe) -> None:
     recorder = CatalogRecorder("db1", scribe, Clock(NOW))
     recorder.branch_stored(FIRST)

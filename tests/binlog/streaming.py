@@ -15,7 +15,7 @@ from typing import Self
 from backupd.binlog.evidence import without_flag
 from backupd.binlog.spool import Spool, Spooled
 from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState
-from backupd.binlog.stream import ArchivedTo, Pace, Streamer
+from backupd.binlog.stream import ArchivedTo, GivenUp, Pace, Streamer
 from backupd.engine.binlogsource import BinlogSource
 from backupd.engine.binlogtool import BinlogTool, binlog_tool
 from backupd.engine.client import Connection
@@ -77,7 +77,8 @@ def purge(server: Server) -> None:
 
 def log_status(server: Server) -> tuple[str, int]:
     mariadb = isinstance(server, PrivateServer)
-    row = server.query("SHOW MASTER STATUS" if mariadb else "SHOW BINARY LOG STATUS")[0]
+    old = mariadb or str(server.scalar("SELECT VERSION()")).startswith(("5.", "8.0", "8.1"))
+    row = server.query("SHOW MASTER STATUS" if old else "SHOW BINARY LOG STATUS")[0]
     return str(row[0]), int(row[1])
 
 
@@ -95,14 +96,15 @@ class Streaming:
     def __init__(self, server: Server, folder: Path, *, connection: Connection | None = None,
                  wanted: Position | None = None, limit: int = 2**40, tool: BinlogTool | None = None,
                  marker: Callable[[str], str] = lambda _datadir: "", archived_to: ArchivedTo = lambda: None,
-                 pace: Pace = FAST, installation: str = "test", programs: Path | None = None) -> None:
+                 pace: Pace = FAST, installation: str = "test", programs: Path | None = None,
+                 given_up: GivenUp = lambda: ()) -> None:
         self.spool = Spool(folder)
         self.events: list[StreamEvent] = []
         source = BinlogSource(connection or through_socket(server), marker=marker)
         self.streamer = Streamer("db1", source, tool or tool_of(server), self.spool, installation=installation,
                                  wanted=wanted, max_spool_bytes=limit, clock=lambda: datetime.now(UTC),
                                  on_event=self.events.append,
-                                 archived_to=archived_to, programs=programs, pace=pace)
+                                 archived_to=archived_to, programs=programs, given_up=given_up, pace=pace)
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="streamer", daemon=True)

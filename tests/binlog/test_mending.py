@@ -15,6 +15,7 @@ from backupd.binlog.spool import Spooled
 from backupd.binlog.status import StreamEventKind, StreamState
 from backupd.model.binlog import SegmentKey
 from backupd.model.server import Position
+from backupd.recovery.runs import without
 from backupd.transfer import segments
 from backupd.transfer.segmentdoc import SegmentHeader
 from storage.memory import MemoryDestination
@@ -160,6 +161,7 @@ def test_damage_in_the_newest_file_is_fetched_again_after_a_restart(server: Serv
 def test_damage_in_the_spool_is_mended_while_the_stream_goes_on(server: Server, tmp_path: Path) -> None:
     first, _ = log_status(server)
     with Streaming(server, tmp_path / "spool") as streaming:
+        streaming.has_all(server)
         rotate(server, 3)
         insert(server, 4, size=2_000)
         streaming.has_all(server)
@@ -265,6 +267,22 @@ def test_a_file_that_is_damaged_at_the_server_is_a_gap_and_the_stream_goes_on_be
         kept = archive.archived()[bad]
         assert kept == plain(server.datadir / bad)[:one.after.pos]
         assert len(streaming.spool.branches()) == 1
+        # It was a disk that read wrong, say, and reads right now: what was given up is archived whole after all.
+        flip(server.datadir / bad, 3_000)
+        flip(server.datadir / growing, 3_000)
+        lost = [(gap.branch, int(gap.after.file[-6:])) for gap in archive.books.gaps]
+        with Streaming(server, tmp_path / "spool", given_up=lambda: lost) as again, Archive(again, archive) as archive:
+            again.has_all(server)
+            archive.has_all(server, bad)
+            insert(server)
+            again.has_all(server)
+            archive.has_all(server, bad)
+        again_whole = {number for _branch, number in lost}
+        assert {key.start for key in archive.books.of("one") if key.number in again_whole} == {0}
+        assert len(again.kinds(StreamEventKind.MENDED)) == 2
+        whole = [archive.books.segments["one", key] for key in archive.books.of("one") if key.start == 0]
+        assert [without(gap, segment) for gap in (one, other) for segment in whole
+                if segment.file == gap.after.file] == [None, None]
 
 
 def test_a_copy_that_is_damaged_at_the_server_later_leaves_what_came_before_as_it_was(tmp_path: Path) -> None:

@@ -116,7 +116,6 @@ def test_a_program_that_holds_back_is_told_from_one_that_does_not_and_from_a_ser
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_the_mysqlbinlog_of_the_tests_holds_nothing_back(tmp_path: Path) -> None:
-    """Or the one that BACKUPD_TEST_MYSQLBINLOG names does, and is refused."""
     with make_server("mysql") as running:
         prepare(running)
         found = tried(tool_of(running), through_socket(running), position(running), tmp_path, 77)
