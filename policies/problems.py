@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
@@ -117,7 +118,9 @@ def _description(model: type[BaseModel], location: Location) -> str:
     for candidate in _models_at(model, location[:-1]):
         field = next((f for n, f in candidate.model_fields.items() if (f.alias or n) == location[-1]), None)
         if field is not None and field.description:
-            return f": {field.description}"
+            example = json.dumps(field.examples[0], ensure_ascii=False) if field.examples else ""
+            example = f", for example {location[-1]}: {example}" if example else ""
+            return f": {field.description.rstrip('.')}{example}"
     return ""
 
 

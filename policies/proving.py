@@ -32,7 +32,7 @@ class SqlCheck(Section):
 class TestRestore(Section):
     """Backups are restored on a private server, looked at, and thrown away again."""
 
-    schedule: Cadence | None = Field(None, description="When.", examples=["0 6 * * *"])
+    schedule: Cadence | None = Field(None, description="When a backup is restored for a test.", examples=["0 6 * * *"])
     target: Target = Field(
         "latest", description="To where: `latest`, `random` (another moment each time, anywhere that the server can be "
                               "recovered to), or any target that `backupd restore --to` takes.",

@@ -241,7 +241,7 @@ class Limits(Section):
 class Verify(Section):
     """Stored objects are read again and compared with what was written."""
 
-    schedule: Cadence = Field(description="When.", examples=["0 12 * * *"])
+    schedule: Cadence = Field(description="When a share of what is stored is read again.", examples=["0 12 * * *"])
     subset: Percent | None = Field(
         None, examples=["10%"],
         description="The share read each time, that which was not read for longest; all without it and `period`.")

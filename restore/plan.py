@@ -20,11 +20,12 @@ STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_fo
 @dataclass(frozen=True, slots=True)
 class Rate:
     """How fast a phase goes: ``seconds + bytes / bytes_per_second``. ``samples``: measured runs behind it, 0
-    = none."""
+    = none. ``speed_assumed``: they measured ``seconds`` only."""
 
     bytes_per_second: float
     seconds: float = 0.0
     samples: int = 0
+    speed_assumed: bool = False
 
     def estimate(self, size: int) -> float:
         return self.seconds + size / self.bytes_per_second
@@ -33,6 +34,9 @@ class Rate:
     def basis(self) -> str:
         """How an estimate with this rate came about, in words."""
         speed = f"{self.bytes_per_second / 1e6:.0f} MB/s" + (f" + {self.seconds:.0f} s" if self.seconds >= 1 else "")
+        if self.samples and self.speed_assumed:
+            return (f"measured here: {self.seconds:.1f} s to begin over {self.samples} "
+                    f"run{'s' if self.samples != 1 else ''}; assumed: {self.bytes_per_second / 1e6:.0f} MB/s")
         if self.samples:
             return f"measured here: {speed} over {self.samples} run{'s' if self.samples != 1 else ''}"
         return f"assumed, nothing measured yet: {speed}"

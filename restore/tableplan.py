@@ -6,8 +6,9 @@ are fetched. Either can be rolled forward with the binary logs before the rows a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
@@ -117,6 +118,19 @@ class TablePlan:
         }
 
 
+class NoTableError(NotFoundError):
+    """No table has the name that was asked for: whatever else keeps a way from being taken matters less."""
+
+
+def no_table(asked: str, known: Iterable[TableName], backup_id: str) -> NoTableError:
+    """No table of ``known``, those of the backup, is what was ``asked`` for; the nearest name is proposed."""
+    shown = {name.shown.lower(): name.shown for name in known}
+    near = get_close_matches(asked.replace("`", "").lower(), shown, n=1)
+    return NoTableError(f"no table fits {asked} in backup {backup_id}",
+                        hint=f"did you mean {shown[near[0]]}? Names are case-sensitive" if near else
+                        "names are case-sensitive: schema.table, with * for any text")
+
+
 def choose(candidates: Sequence[Candidate], impossible: Sequence[Impossible], goals: Sequence[TableGoal],
            rates: Mapping[str, Rate]) -> TablePlan:
     """The quickest way among those that come nearest to the target and, of these, have most of the tables.
@@ -211,6 +225,9 @@ def _nowhere(impossible: Sequence[Impossible]) -> BackupdError:
             rest = [f"{other.way}: {' '.join(str(other.error).split())}" for other in impossible
                     if other is not one and not isinstance(other.error, OlderError)]
             one.error.detail = "\n".join([one.error.detail, *rest])
+            return one.error
+    for one in impossible:
+        if isinstance(one.error, NoTableError):
             return one.error
     lines = [f"{one.way}: {' '.join(str(one.error).split())}" for one in impossible]
     return (RefusedError if refused else NotFoundError)(

@@ -272,7 +272,7 @@ class RefusedRestore(Problem):
 
     model_config = example({
         "type": "urn:backupd:problem:unconfirmed", "title": "unconfirmed", "status": 409,
-        "message": "tables of shop-db1 would be replaced, and nobody confirmed that", "detail": "",
+        "message": "tables go into the running server shop-db1, and nobody confirmed that", "detail": "",
         "hint": "look at the plan; then send it again with confirm", "errors": [], "confirm": "shop-db1"})
 
     plan: Plan | None = None

@@ -222,4 +222,6 @@ def _slow(wiring: Wiring, outcome: PhysicalOutcome) -> tuple[str, ...]:
     header = outcome.header
     rate = wiring.catalog.rates.of(header.server).get("prepared") or DEFAULT_RATES["prepared"]
     return slow_destinations(outcome.speeds, seconds=(header.finished_at - header.started_at).total_seconds(),
-                             prepare_seconds=rate.estimate(header.stats.bytes_source))
+                             prepare_seconds=rate.estimate(header.stats.bytes_source),
+                             limits={name: place.max_upload for name, place in wiring.settings.destinations.items()
+                                     if place.max_upload is not None})

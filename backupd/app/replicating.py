@@ -11,7 +11,7 @@ from backupd.app.places import require_single
 from backupd.app.retention import foresee
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
-from backupd.backup.finding import Finding, warning
+from backupd.backup.finding import Finding, from_error, warning
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, RefusedError
@@ -96,7 +96,8 @@ def findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         try:
             wiring.destination(name).is_initialised()
         except BackupdError as failure:
-            found.append(warning(f"destination {name}", failure.message, failure.hint or "copies wait for it"))
+            found.append(warning(f"destination {name}", from_error("", failure).message,
+                                 failure.hint or "copies wait for it"))
         late = [row for row in wiring.catalog.replications.list(name) if row.backup_id in own and row.message]
         if late:
             found.append(warning(f"destination {name}", f"{len(late)} backups of {server.name} wait to be copied since "

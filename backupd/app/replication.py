@@ -385,7 +385,7 @@ def _tell(wiring: Wiring, done: Replicated) -> None:
 
 
 def _line(error: BackupdError) -> str:
-    return " ".join(f"{error.message} {error.detail}".split())
+    return " ".join(f"{error.message}: {error.detail}".removesuffix(": ").split())
 
 
 def rate_text(copied: Copied) -> str:

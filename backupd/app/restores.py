@@ -16,6 +16,7 @@ from backupd.app.settings import ServerSettings
 from backupd.app.targets import history
 from backupd.app.thawgate import ThawGate
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
+from backupd.catalog.rates import Rate as Measured
 from backupd.model.backup import BackupKind, BackupRecord
 from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError
@@ -25,7 +26,7 @@ from backupd.model.proof import Phase, Witness
 from restore import executor
 from restore.executor import RestoreOutcome, RestoreSpec
 from restore.gate import NO_GATE, Gate
-from restore.plan import Plan, Rate
+from restore.plan import DEFAULT_RATES, Plan, Rate
 from restore.planner import Preferences, make_plan
 from restore.points import same_gtid
 from restore.staging import unfinished
@@ -253,8 +254,15 @@ def measured_rates(wiring: Wiring, server: str, *, tables: bool = False) -> Mapp
     found = wiring.catalog.rates.of(server)
     if tables:
         found = {**found, **wiring.catalog.rates.of_tables(server)}
-    return {
-        name: Rate(bytes_per_second=rate.bytes_per_second or _NO_BYTES,
-                   seconds=0.0 if rate.bytes_per_second else rate.seconds, samples=rate.samples)
-        for name, rate in found.items()
-    }
+    return {name: _replay_rate(rate) if name == "rolled_forward" else
+            Rate(bytes_per_second=rate.bytes_per_second or _NO_BYTES,
+                 seconds=0.0 if rate.bytes_per_second else rate.seconds, samples=rate.samples)
+            for name, rate in found.items()}
+
+
+def _replay_rate(measured: Measured) -> Rate:
+    """Of a replay both what it takes to begin and its speed count; what was not measured is assumed."""
+    usual = DEFAULT_RATES["rolled_forward"]
+    return Rate(measured.bytes_per_second or usual.bytes_per_second,
+                measured.start if measured.start is not None else usual.seconds, measured.samples,
+                speed_assumed=measured.bytes_per_second is None)

@@ -176,7 +176,7 @@ def refuse_unconfirmed(wanted: TableWishes, into: str | None, confirm: str | Non
                            hint=f"look twice; to replace tables of {into} say --confirm {into}")
     if confirm is None and not asked:
         raise RefusedError(
-            f"tables of {into} would be replaced, and nobody confirmed that",
+            f"these tables take the place of those on {into} that have the same names, and nobody confirmed that",
             hint=f"look first with --compare; then say --confirm {into}, or give them other names with --as")
 
 

@@ -34,7 +34,7 @@ from restore.sources import Loaded, load_chain, load_dump
 from restore.steps import thaw_step
 from restore.subset import subset_of, tables_in
 from restore.tablenames import Renaming, TableGoal, goals
-from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose
+from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose, no_table
 from restore.tablesource import part_of_dump
 
 _NAMED = 3
@@ -252,7 +252,7 @@ def _resolve(wiring: Wiring, server_name: str, wanted: TableWishes, there: Seque
     for pattern in wanted.tables:
         # Where a statement is known in part only, so is what came of the tables that it names.
         if not any(pattern.fits(name) for name in (left if kin.inseparable else names)):
-            raise _missing(pattern, base, kin)
+            raise _missing(pattern, base, kin, there)
     if kin.inseparable:
         raise RefusedError(
             "these tables cannot be rolled forward without all others", detail="\n".join(kin.inseparable),
@@ -265,7 +265,7 @@ def _resolve(wiring: Wiring, server_name: str, wanted: TableWishes, there: Seque
     return _Resolved(tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, tuple(remarks))
 
 
-def _missing(pattern: TablePattern, base: Plan, kin: Relatives) -> NotFoundError:
+def _missing(pattern: TablePattern, base: Plan, kin: Relatives, known: Sequence[TableName]) -> NotFoundError:
     only = pattern.table
     if only is not None and only in kin.gone:
         now = kin.gone[only]
@@ -273,8 +273,7 @@ def _missing(pattern: TablePattern, base: Plan, kin: Relatives) -> NotFoundError
         return NotFoundError(f"{only.shown} is not there at the target: {fate} after backup {base.backup_id}",
                              hint=f"name {now.shown}, or an earlier target" if now else
                              "`backupd binlog search SERVER --kind drop` finds when; restore to before that")
-    return NotFoundError(f"no table fits {pattern} in backup {base.backup_id}",
-                         hint="names are case-sensitive: schema.table, with * for any text")
+    return no_table(str(pattern), known, base.backup_id)
 
 
 def _statements(wiring: Wiring, server_name: str, replay: ReplaySpec, flavour: Flavour) -> Iterator[Transaction]:

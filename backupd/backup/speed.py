@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from backupd.model.manifest import Entry
@@ -17,6 +18,10 @@ LONG_SECONDS = 60.0
 """A run that was over sooner says nothing about a destination, and annoys nobody."""
 FACTOR = 3.0
 """So many times slower than the source counts as slow."""
+
+NO_LIMITS: Mapping[str, int] = MappingProxyType({})
+LIMITED = 0.7
+"""From this share of its max_upload on it is the limit that holds a destination back."""
 
 T = TypeVar("T")
 
@@ -63,21 +68,30 @@ def redo_size(entries: Iterable[Entry]) -> int:
     return sum(entry.size for entry in entries if entry.path in REDO_NAMES)
 
 
-def slow_destinations(speeds: Speeds, *, seconds: float, prepare_seconds: float) -> tuple[str, ...]:
+def slow_destinations(speeds: Speeds, *, seconds: float, prepare_seconds: float,
+                      limits: Mapping[str, int] = NO_LIMITS) -> tuple[str, ...]:
     """A warning for each destination that held the backup up: its own rate is less than a third of what it would need
     to keep up with the source, and it was busy for at least half of the time (else something between was slower, such
     as sealing). Nothing for runs of up to a minute (``seconds``).
 
-    ``prepare_seconds``: how long preparing this backup for a restore is estimated to take.
+    ``prepare_seconds``: how long preparing this backup for a restore is estimated to take. ``limits``: max_upload of
+    those that have one, in bytes a second.
     """
     if seconds <= LONG_SECONDS or not speeds.size:
         return ()
     # What is stored is compressed, and partly there already: so many bytes of it go with each byte of the source.
     needed = speeds.source_rate * speeds.new / speeds.size
     return tuple(
-        f"destination {load.destination} is slow: it took {format_size(load.rate)}/s where {format_size(needed)}/s "
-        f"would keep up with the source ({format_size(speeds.source_rate)}/s before compression); the redo log copied "
+        f"{_blamed(load, limits.get(load.destination))} where {format_size(needed)}/s would keep up "
+        f"with the source ({format_size(speeds.source_rate)}/s before compression); the redo log copied "
         f"meanwhile has {format_size(speeds.redo)}, and preparing this backup will take about "
         f"{format_duration(prepare_seconds)}"
         for load in speeds.loads
         if load.bytes and load.rate * FACTOR < needed and load.seconds * 2 >= seconds)
+
+
+def _blamed(load: Load, limit: int | None) -> str:
+    if limit is not None and load.rate >= limit * LIMITED:
+        return (f"max_upload of destination {load.destination} ({format_size(limit)}/s) held this backup up: "
+                f"{format_size(load.rate)}/s were sent")
+    return f"destination {load.destination} is slow: it took {format_size(load.rate)}/s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -33,7 +33,9 @@ class Rate:
 
     ``bytes_per_second``: the median over runs that moved bytes, None when none did. ``seconds``: the median
     duration. ``samples``: runs counted. ``server``: whose runs they are, None when the server has none of its own
-    and those of all servers were taken.
+    and those of all servers were taken. ``start``, of ``rolled_forward``: the median duration of runs that replayed
+    next to nothing, which is what the applier takes to begin; the speed is that of the others, without it. None: no
+    such run.
     """
 
     phase: str
@@ -41,6 +43,7 @@ class Rate:
     seconds: float
     samples: int
     server: str | None
+    start: float | None = None
 
     def estimate(self, size: int) -> float:
         """Seconds that this phase takes for ``size`` bytes; without a rate, its median duration."""
@@ -94,7 +97,20 @@ def rates(phases: Iterable[Phase], server: str | None) -> dict[str, Rate]:
         grouped.setdefault(phase.name, []).append(phase)
     found = {}
     for name, group in grouped.items():
+        if name == "rolled_forward":
+            found[name] = _replay_rate(group, server)
+            continue
         speeds = [phase.bytes / phase.seconds for phase in group if phase.bytes > 0 and phase.seconds >= _SHORTEST]
         found[name] = Rate(phase=name, bytes_per_second=median(speeds) if speeds else None,
                            seconds=median(phase.seconds for phase in group), samples=len(group), server=server)
     return found
+
+
+def _replay_rate(group: Sequence[Phase], server: str | None) -> Rate:
+    """How fast the applier starts is no speed, and what it takes with little to do is no time that grows."""
+    little = [phase.seconds for phase in group if phase.bytes < _TELLING]
+    start = median(little) if little else None
+    speeds = [phase.bytes / max(phase.seconds - (start or 0.0), _SHORTEST) for phase in group
+              if phase.bytes >= _TELLING]
+    return Rate(phase="rolled_forward", bytes_per_second=median(speeds) if speeds else None,
+                seconds=median(phase.seconds for phase in group), samples=len(group), server=server, start=start)

@@ -143,6 +143,10 @@ def search(
             raise failure
 
 
+_NAMED = 5
+"""Tables in the command that a search proposes."""
+
+
 def _tell(screen: Screen, server: str, one: Found) -> None:
     transaction = one.transaction
     shown = ", ".join(_change(change.kind, change.schema, change.name, change.rows) for change in one.changes)
@@ -154,7 +158,14 @@ def _tell(screen: Screen, server: str, one: Found) -> None:
         screen.line(visible(f"    part of XA transaction {transaction.xid}: {transaction.state}"))
     if transaction.statement:
         screen.line(visible(f"    {' '.join(transaction.statement.split())[:200]}"))
-    screen.line(visible(f"    restore before it: backupd restore {server} --to {quote(one.target)}"))
+    names = dict.fromkeys(f"{change.schema}.{change.name or '*'}" for change in one.changes if change.schema)
+    if names:
+        tables = " ".join(f"--tables {quote(name)}" for name in list(names)[:_NAMED])
+        more = f" (and {len(names) - _NAMED} more tables)" if len(names) > _NAMED else ""
+        screen.line(visible(f"    restore before it: backupd restore {server} --to {quote(one.target)} {tables} "
+                            f"--into {server} --compare{more}"))
+    else:
+        screen.line(visible(f"    restore before it: backupd restore {server} --to {quote(one.target)} --datadir DIR"))
 
 
 def _change(kind: ChangeKind, schema: str, name: str, rows: int) -> str:

@@ -69,7 +69,7 @@ def _windows(screen: Screen, found: Timeline) -> None:
     lines: list[tuple[str, str, str, str]] = []
     points: list[Window] = []
     for window in found.windows:
-        if window.begin == window.end and window.run is None:
+        if window.begin == window.end:
             if points and points[-1].reason_end != window.reason_end:
                 lines.append(_points(points))
                 points = []

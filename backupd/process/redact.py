@@ -28,7 +28,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(://[^/@:\s]*:)[^/@\s]+@"), rf"\1{_HIDDEN}@"),
     # What scripts print of the programs that they call: headers, accounts as curl takes them, answers as JSON.
     (re.compile(r"(\b(?:authorization|x-[\w-]{0,40}?(?:token|key|secret)|(?:private|api)-(?:token|key))\b['\"]?\s{0,4}[:=]"
-                r"\s{0,4}['\"]?)[^\s'\";,]+(?:[ \t]{1,4}[^\s'\";,]+)?", re.IGNORECASE), rf"\1{_HIDDEN}"),
+                r"\s{0,4}['\"]?)(?!Bearer TOKEN\b)[^\s'\";,]+(?:[ \t]{1,4}[^\s'\";,]+)?", re.IGNORECASE),
+     rf"\1{_HIDDEN}"),
     (re.compile(r"(\bbearer\s{1,4})[\w.~+/=-]{6,}", re.IGNORECASE), rf"\1{_HIDDEN}"),
     (re.compile(r"((?:^|(?<=[\s'\"]))(?:-u|--user|--proxy-user)[\s=]{0,4}(['\"])?[^\s:'\"]{1,100}:)(?(2)[^'\"]+|[^\s'\"]+)"),
      rf"\1{_HIDDEN}"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.copyspeed import needed_rate, tell_speed
+from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.backup import BackupRecord
@@ -65,3 +66,20 @@ def test_one_event_when_it_falls_behind_and_one_when_it_keeps_up(wiring: Wiring)
     assert "the backups of the last two weeks brought 12.1 KiB/s" in event.message
     tell_speed(wiring, "db1", "far", GIB, 23 * 3600.0)
     assert told(wiring) == ["destination-slow", "destination-keeps-up"]
+
+
+def test_our_own_limit_is_named_as_what_holds_copies_back(short_tmp: Path) -> None:
+    office = Office(short_tmp)
+    office.write()
+    text = office.file.read_text()
+    office.file.write_text(text.replace(
+        "destinations:\n", "destinations:\n  far: {type: filesystem, path: /far, max_upload: 12KB}\n"))
+    with open_catalog(load_settings(office.file).catalog) as catalog:
+        wiring = Wiring(load_settings(office.file), catalog)
+        for record in taken(GIB, GIB, GIB):
+            catalog.backups.add(record)
+        tell_speed(wiring, "db1", "far", GIB, 25 * 3600.0)
+        (event,) = catalog.events.list()
+        assert event.message.startswith("max_upload of far (")
+        assert "is too low for the copies of db1" in event.message
+        assert "raise max_upload of far" in event.hint

@@ -157,7 +157,8 @@ def test_the_command_line_tells_what_to_restore_to(wiring: Wiring, keys: Keys, l
     plain = CliRunner().invoke(binlog.app, ["search", SERVER, "--table", "shop.*", "--kind", "create,update", *config])
     assert plain.exit_code == 0, plain.output
     update = next(one for one in logs[0].transactions if one.changes and one.changes[0].kind is ChangeKind.UPDATE)
-    assert f"restore before it: backupd restore shop --to before-gtid:{update.gtid}" in plain.output
+    assert (f"restore before it: backupd restore shop --to before-gtid:{update.gtid} --tables shop.orders --into shop "
+            "--compare\n") in plain.output
     assert f"update of {update.changes[0].rows} rows in shop.orders" in plain.output
     assert f"{logs[0].name}:{update.start}" in plain.output
     found = CliRunner().invoke(binlog.app, ["search", SERVER, "--limit", "2", "--json", *config])

@@ -27,6 +27,14 @@ def test_a_destination_of_five_megabytes_a_second_is_named_with_the_redo_and_the
          "12m 34s"),)
 
 
+def test_a_destination_that_our_own_limit_holds_back_is_not_called_slow() -> None:
+    (found,) = slow_destinations(speeds(5 * MIB, 2000), seconds=2048, prepare_seconds=754, limits={"nas": 5 * MIB})
+    assert found.startswith("max_upload of destination nas (5.0 MiB/s) held this backup up: 5.0 MiB/s were sent where "
+                            "256.0 MiB/s would keep up with the source")
+    (found,) = slow_destinations(speeds(5 * MIB, 2000), seconds=2048, prepare_seconds=754, limits={"nas": 50 * MIB})
+    assert found.startswith("destination nas is slow: it took 5.0 MiB/s")
+
+
 @pytest.mark.parametrize(("rate", "busy", "run", "is_slow"), [
     (85 * MIB, 200, 250, True), (86 * MIB, 200, 250, False), (5 * MIB, 55, 60, False), (5 * MIB, 55, 61, True),
     (50 * MIB, 100, 201, False), (50 * MIB, 101, 201, True)])

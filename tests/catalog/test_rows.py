@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backupd.catalog.rates import rates
 from backupd.catalog.session import Catalog
 from backupd.model.backup import BackupKind, BackupState, Copy
 from backupd.model.errors import CatalogError, NotFoundError, RefusedError, ToolError
@@ -195,6 +196,16 @@ def test_no_text_of_a_tool_prevents_recording_its_failure(catalog: Catalog, text
     assert read.checks == proof.checks
     if "\x00" not in text and text.isprintable():
         assert read.error == text
+
+
+def test_what_an_applier_takes_to_begin_is_no_speed() -> None:
+    mib = 1024 * 1024
+    little = [Phase("rolled_forward", 12.0, 500), Phase("rolled_forward", 14.0, 0)]
+    found = rates(little, "db1")["rolled_forward"]
+    assert (found.bytes_per_second, found.start, found.samples) == (None, 13.0, 2)
+    found = rates([*little, Phase("rolled_forward", 23.0, 100 * mib)], "db1")["rolled_forward"]
+    assert (found.bytes_per_second, found.start) == (10 * mib, 13.0)
+    assert rates([Phase("rolled_forward", 10.0, 100 * mib)], "db1")["rolled_forward"].start is None
 
 
 def test_rates_are_medians_of_a_servers_own_good_runs_first(catalog: Catalog) -> None:

@@ -100,3 +100,9 @@ def test_an_empty_line_within_a_statement_does_not_end_it() -> None:
                                   "mysql -p", "-u a:b ", "authorization: "])
 def test_a_line_of_a_megabyte_takes_no_longer_than_many_short_ones(text: str) -> None:
     assert "s3cret" not in redact(text * (1_000_000 // len(text)) + " password=s3cret")
+
+
+def test_our_own_help_is_no_secret() -> None:
+    text = "send `Authorization: Bearer TOKEN`; `backupd token create` makes one"
+    assert redact(text) == text
+    assert "abcdef" not in redact("Authorization: Bearer TOKENabcdef")

@@ -173,6 +173,13 @@ def test_destinations_are_ordered_by_preference_and_damaged_copies_come_last() -
     assert any("local is damaged" in warning for warning in worse.warnings)
 
 
+def test_a_start_that_was_measured_counts_and_a_speed_that_was_not_is_said_to_be_assumed() -> None:
+    rate = Rate(10e6, 12.5, samples=4, speed_assumed=True)
+    assert rate.estimate(20_000_000) == 14.5
+    assert rate.basis == "measured here: 12.5 s to begin over 4 runs; assumed: 10 MB/s"
+    assert Rate(10e6, 12.5, samples=4).basis == "measured here: 10 MB/s + 12 s over 4 runs"
+
+
 def test_estimates_come_from_measured_rates_and_say_so() -> None:
     measured = plan(
         "latest",

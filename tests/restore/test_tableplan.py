@@ -11,7 +11,7 @@ from backupd.model.server import Position
 from backupd.model.table import TableName
 from restore.plan import Plan, Rate
 from restore.tablenames import goals
-from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose
+from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose, no_table
 
 ORDERS = TableName("shop", "orders")
 MIB = 1 << 20
@@ -84,6 +84,19 @@ def test_when_all_ways_are_closed_every_reason_is_told(errors: list[BackupdError
         choose([], [Impossible(Source.PHYSICAL, errors[0]), Impossible(Source.LOGICAL, errors[1])], [], {})
     for error in errors:
         assert error.message in refused.value.detail
+
+
+def test_a_mistyped_table_is_told_as_one_whatever_else_is_wrong() -> None:
+    wrong = no_table("shop.ordes", [TableName("shop", "lines"), ORDERS], "B2")
+    none = NotFoundError("server s has no restorable backup", hint="take one: backupd backup s --kind full")
+    for order in ([Impossible(Source.LOGICAL, none), Impossible(Source.PHYSICAL, wrong)],
+                  [Impossible(Source.LOGICAL, wrong), Impossible(Source.PHYSICAL, none)]):
+        with pytest.raises(NotFoundError) as told:
+            choose([], order, [], {})
+        assert (told.value.message, told.value.hint) == (
+            "no table fits shop.ordes in backup B2", "did you mean shop.orders? Names are case-sensitive")
+    assert no_table("other.thing", [ORDERS], "B2").hint == (
+        "names are case-sensitive: schema.table, with * for any text")
 
 
 def test_measured_rates_and_the_objective_count() -> None:
