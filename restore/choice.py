@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from backupd.engine.binlogchanges import STATEMENTS
+from backupd.engine.binlogchanges import OF_TEMPORARY, STATEMENTS
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import ReplayLeg, ReplayMethod, ReplaySpec, Stop
 from backupd.model.errors import RefusedError
@@ -106,7 +106,8 @@ def _spec(way: Way, aim: Aim, archive: Archive, resolver: TargetResolver, manner
         transactions=sum(part.transactions for part in materials),
         server_ids=tuple(sorted({number for part in materials for number in part.server_ids})),
         exclude=manner.exclude)
-    remarks = dict.fromkeys(remark for part in materials for remark in part.remarks if remark != STATEMENTS)
+    remarks = dict.fromkeys(remark for part in materials for remark in part.remarks
+                            if remark != STATEMENTS and remark not in OF_TEMPORARY)
     if written := sum(part.by_statements for part in materials):
         remarks[_by_statements(written, sum(len(part.segments) for part in materials))] = None
     return spec, tuple(remarks)

@@ -97,7 +97,8 @@ class Plan:
     be read from a destination. ``replay``: what is replayed on it, None for nothing; ``until``: the place where the
     restored copy stands in the end, None where only the backup itself is asked for. ``rto``: seconds that the policy
     allows, None without an objective. ``thaw``: what has to be thawed before it can be read, None for nothing.
-    ``older``: of the newest moment that was accepted though something later is known to exist, None otherwise."""
+    ``older``: of the newest moment that was accepted though something later is known to exist, None otherwise.
+    ``inexact``: why the replay may give other rows than the source had, where that was accepted."""
 
     server: str
     target: str
@@ -114,6 +115,7 @@ class Plan:
     rto: float | None = None
     thaw: ThawPlan | None = None
     older: Older | None = None
+    inexact: str = ""
 
     @property
     def backup_id(self) -> str:
@@ -143,6 +145,7 @@ class Plan:
             "until": stop_json(self.until) if self.until else None,
             "thaw": self.thaw.as_json() if self.thaw else None,
             "older": self.older.as_json() if self.older else None,
+            "inexact": self.inexact,
             "rto": {"objective": self.rto, "kept": None if self.rto is None else self.seconds <= self.rto},
         }
 

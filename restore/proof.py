@@ -25,17 +25,21 @@ def make_proof(
     obstacle: str = "",
     warnings: Sequence[str] = (),
     older: bool = False,
+    inexact: bool = False,
 ) -> Proof:
     """``failed`` when a check failed or the data was found damaged (``error``: the whole text), ``undecided`` when
-    something else ended the test early (``obstacle``: the whole text), ``proved`` when tables were compared with a
-    witness, ``restored`` when there was none to compare with or not all of it could be
-    looked at, or when what was restored is ``older`` than what is known
+    something else ended the test early (``obstacle``: the whole text), ``inexact`` when the replay may have given other
+    rows (a check that failed then says no more than that), ``proved`` when tables were compared with a witness,
+    ``restored`` when there was none to compare with or not all of it could be looked at, or when what was restored is
+    ``older`` than what is known
     to exist."""
     told = "; ".join(f"{check.name}: {check.detail}" for check in checks if check.outcome == FAILED)
-    if error or told:
+    if error or (told and not inexact):
         outcome, error = proofs.FAILED, error or told
     elif obstacle:
         outcome, error = proofs.UNDECIDED, obstacle
+    elif inexact:
+        outcome, error = proofs.INEXACT, told
     else:
         outcome = proofs.PROVED if tally.equal and not tally.unseen and not older else proofs.RESTORED
     return Proof(

@@ -50,7 +50,7 @@ class RestoreSpec:
 @dataclass(frozen=True, slots=True)
 class RestoreOutcome:
     """``position``: where the copy stands; ``replay``: what was replayed onto it, None without; ``started``: the server
-    that was left running."""
+    that was left running. ``inexact``: it may hold other rows than the source had."""
 
     restore_id: str
     server: str
@@ -64,6 +64,7 @@ class RestoreOutcome:
     warnings: tuple[str, ...] = ()
     started: Started | None = None
     replay: RolledForward | None = None
+    inexact: bool = False
 
     @property
     def is_good(self) -> bool:
@@ -75,6 +76,7 @@ class RestoreOutcome:
             "server": self.server,
             "backup": self.backup_id,
             "target": self.target,
+            "outcome": "inexact" if self.inexact else "restored",
             "datadir": str(self.datadir),
             "position": self.position.as_json(),
             "replay": self.replay.as_json() if self.replay else None,

@@ -43,7 +43,8 @@ class RestoredTable:
 class TablesOutcome:
     """``into``: the server that got them, "" for SQL files in ``folder``; ``way``: logical or physical; ``position``:
     the place that they are of; ``done``: whether anything was handed over (a mere comparison ends without);
-    ``objects``: what became of all else that whole schemas hold."""
+    ``objects``: what became of all else that whole schemas hold; ``inexact``: rows may be others than the source
+    had."""
 
     restore_id: str
     server: str
@@ -60,6 +61,7 @@ class TablesOutcome:
     handed_over: HandedOver | None = None
     objects: SchemaObjects = field(default_factory=SchemaObjects)
     warnings: tuple[str, ...] = ()
+    inexact: bool = False
 
     @property
     def is_good(self) -> bool:
@@ -71,7 +73,8 @@ class TablesOutcome:
         moved = self.handed_over
         return {
             "id": self.restore_id, "server": self.server, "into": self.into or None, "target": self.target,
-            "way": self.way, "backup": self.backup_id, "position": self.position.as_json(), "done": self.done,
+            "outcome": "inexact" if self.inexact else "restored", "way": self.way, "backup": self.backup_id,
+            "position": self.position.as_json(), "done": self.done,
             "folder": str(self.folder) if self.folder else None,
             "replay": self.replay.as_json() if self.replay else None,
             "tables": [table.as_json() for table in self.tables],

@@ -17,6 +17,7 @@ from backupd.model.proof import Phase
 from backupd.model.table import TableName
 from backupd.model.units import format_duration, format_size
 from restore.beyond import OlderError
+from restore.inexact import InexactError
 from restore.plan import DEFAULT_RATES, Plan, Rate, Step, replay_rate
 from restore.steps import replay_text
 from restore.tablenames import TableGoal
@@ -221,9 +222,9 @@ def _nowhere(impossible: Sequence[Impossible]) -> BackupdError:
         return impossible[0].error
     refused = any(isinstance(one.error, RefusedError) for one in impossible)
     for one in impossible:
-        if isinstance(one.error, OlderError):
+        if isinstance(one.error, OlderError | InexactError):
             rest = [f"{other.way}: {' '.join(str(other.error).split())}" for other in impossible
-                    if other is not one and not isinstance(other.error, OlderError)]
+                    if other is not one and not isinstance(other.error, type(one.error))]
             one.error.detail = "\n".join([one.error.detail, *rest])
             return one.error
     for one in impossible:

@@ -20,7 +20,8 @@ _TABLES: dict[str, Any] = {"server": "shop-db1", "target": "before-gtid:0-1-1100
 _REQUEST: dict[str, Any] = {
     "server": "shop-db1", "target": "2026-11-21T09:41:03.250Z", "mode": "new-server", "datadir": "/srv/restored",
     "start": True, "tables": [], "into": "", "as": "", "sql": "", "compare": False, "triggers": "backup",
-    "exclude_gtid": [], "replay_with": "", "thaw": "", "source": "", "accept_older": False}
+    "exclude_gtid": [], "replay_with": "", "thaw": "", "source": "", "accept_older": False,
+    "accept_inexact": False}
 _PLACE: dict[str, Any] = {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}
 _STOP: dict[str, Any] = {"branch": "20261101T000000Z-11223344", "file": "mysql-bin.000042", "pos": 91823,
                          "gtid": "0-1-1180", "at": "2026-11-21T09:41:03.120000Z", "next_gtid": "0-1-1181",
@@ -36,7 +37,7 @@ _PLAN: dict[str, Any] = {
     "replay": {"method": "applier", "reason": "in parallel, by the server's own applier", "bytes": 1048576,
                "transactions": 81, "legs": [{"start": _PLACE, "stop": _STOP, "segments": 3}], "exclude": [],
                "doubtful": []},
-    "until": _STOP, "thaw": None, "older": None, "rto": {"objective": 7200.0, "kept": True}}
+    "until": _STOP, "thaw": None, "older": None, "inexact": "", "rto": {"objective": 7200.0, "kept": True}}
 _RESTORE: dict[str, Any] = {
     "id": "20261121T094500Z-aabbccdd", "server": "shop-db1", "backup": "20261121T020000Z-7f3a9c01",
     "target": "2026-11-21T09:41:03.250000Z", "datadir": "/srv/restored", "state": "running",
@@ -79,6 +80,8 @@ class RestoreRequest(Asked):
     source: Literal["logical", "physical"] | None = Field(None, description="Of tables: what they are taken out of.")
     accept_older: bool = Field(False, description="Of `latest`: restore the newest moment that can be restored, though "
                                                   "something later is known to exist (a problem `older` without it).")
+    accept_inexact: bool = Field(False, description="Replay what may give other rows than the source had (a problem "
+                                                    "`inexact` without it).")
 
 
 class PlanRequest(RestoreRequest):
@@ -124,6 +127,7 @@ class KeptRequest(Shape):
     thaw: str = ""
     source: str = ""
     accept_older: bool = False
+    accept_inexact: bool = False
 
 
 class Step(Shape):
@@ -259,6 +263,7 @@ class Plan(Shape):
     until: Stop | None
     thaw: ThawNeed | None
     older: Older | None = Field(None, description="Of `latest`, where something later exists: what was accepted.")
+    inexact: str = Field("", description="Why the replay may give other rows than the source had, where accepted.")
     rto: Promise
     way: str | None = Field(None, description="Of tables: out of a `logical` or a `physical` backup.")
     tables: list[TableGoal] | None = None

@@ -30,6 +30,7 @@ from backupd.model.binlog import Change, ChangeKind
 from backupd.model.errors import BackupdError, DamagedError, DestinationError, UsageError
 from backupd.model.table import TableName
 from restore.beyond import OlderError
+from restore.inexact import InexactError
 
 router = APIRouter(include_in_schema=False)
 
@@ -155,6 +156,7 @@ def _ask(request: Request, service: Service, wiring: Wiring, asked: Question, er
     return render(
         request, "restore.html", status=200 if error is None else status_of(error), asked=asked, servers=servers,
         shown=shown, folders=_folders(wiring), accept_older=isinstance(error, OlderError),
+        accept_inexact=isinstance(error, InexactError),
         problem=problem_of(error) if error is not None else None)
 
 

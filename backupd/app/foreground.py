@@ -84,10 +84,10 @@ class Foreground:
 
     def restore(self, server: str, target: str, datadir: Path, start: bool, report: Report,
                 mode: str = "new-server", *, exclude: Sequence[str] = (), replay_with: str | None = None,
-                thaw: str | None = None, accept_older: bool = False) -> RestoreOutcome:
+                thaw: str | None = None, accept_older: bool = False, accept_inexact: bool = False) -> RestoreOutcome:
         """``exclude``: GTIDs of transactions to leave out; ``replay_with``: ``applier`` or ``pipe``; ``thaw``: thaw
-        what is archived at this tier, and wait for it; ``accept_older``: see ``Wishes``."""
-        wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older)
+        what is archived at this tier, and wait for it; ``accept_older``, ``accept_inexact``: see ``Wishes``."""
+        wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
         self._wiring.settings.server(server)
         return self._do(
             "restore-started", f"{target} into {datadir}", JobKind.RESTORE, server,
@@ -98,11 +98,13 @@ class Foreground:
                        rename: str | None = None, sql: Path | None = None, confirm: str | None = None,
                        compare: bool = False, ask: Confirm | None = None, triggers: str = "backup",
                        exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None,
-                       keys: int = SAMPLE, accept_older: bool = False, report: Report) -> TablesOutcome:
+                       keys: int = SAMPLE, accept_older: bool = False, accept_inexact: bool = False, report: Report
+                       ) -> TablesOutcome:
         """``into``: the server that gets them; ``rename``: other names for them; ``sql``: a folder for SQL files
         instead; ``confirm``: the name of ``into`` where live tables are replaced, or ``ask`` is asked; ``source``:
         ``logical`` or ``physical``; ``keys``: the most that are told of each sort of rows that differ."""
-        wanted = TableWishes.of(tables, rename, Wishes.of(exclude, None, thaw, accept_older=accept_older), source)
+        wishes = Wishes.of(exclude, None, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
+        wanted = TableWishes.of(tables, rename, wishes, source)
         self._wiring.settings.server(server)
         shown = f"{', '.join(tables)} of {target} into {into or sql}{', only to compare' if compare else ''}"
         return self._do(

@@ -149,15 +149,24 @@ def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
     troubles = "; ".join(stream_troubles(server.name, said, now))
     if said is None:
         return Stream(troubles, limit=None)
+    known = wiring.catalog.identities.of(server.name)
+    newest = max(known, key=lambda one: one.seen_at, default=None)
+    if newest is not None and newest.is_stranger:
+        stranger = (f"another server, {newest.uuid}, answers under this name since {format_time(newest.since)}, and "
+                    f"its binary log is kept apart ({newest.evidence}): backupd server accept {server.name}, if it is "
+                    "the right one from now on")
+        troubles = "; ".join(filter(None, (stranger, troubles)))
     row, _at = said
     rpo = server.policy.objectives.rpo
-    runs = not troubles.startswith(_gone(server.name))
+    runs = _gone(server.name) not in troubles
     state = row.get("state") if runs else row.get("ended", row.get("state"))
-    waits, failed = runs and state == StreamState.WAITING, state == StreamState.FAILED
+    away = state == StreamState.WAITING and bool(row.get("away"))
+    stuck = not runs and state == StreamState.WAITING and not away and bool(row.get("error"))
+    failed = state == StreamState.FAILED or stuck
     if failed and not runs:
         troubles += f"; it had failed: {one_line(row.get('error') or '')}"
-    return Stream(troubles, failed=failed,
-                  unseen_since=parse_time(str(row["since"])) if waits else None,
+    return Stream(troubles, failed=failed or (newest is not None and newest.is_stranger),
+                  unseen_since=parse_time(str(row["since"])) if runs and away else None,
                   limit=rpo if rpo is not None else LIMIT, promised=rpo is not None)
 
 

@@ -91,7 +91,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         proof_id=scratch.scratch_id, server=server_name, backup_id=record.id,
         target=chosen.target if target == RANDOM else target, started_at=started_at, finished_at=wiring.clock(),
         phases=merged(phases), checks=checks, tally=tally, error=trouble, obstacle=obstacle,
-        warnings=chosen.warnings, older=chosen.older is not None)
+        warnings=chosen.warnings, older=chosen.older is not None, inexact=bool(chosen.inexact))
     wiring.catalog.proofs.add(proof)
     after_job(wiring)
     return proof
@@ -140,7 +140,8 @@ class _Examination:
 
 def _planned(wiring: Wiring, server: str, target: str) -> Plan:
     """A test goes on with what there is, and its proof tells how old that is."""
-    return plan(wiring, server, target, None, start=True, verify=True, wishes=Wishes(accept_older=True))
+    return plan(wiring, server, target, None, start=True, verify=True,
+                wishes=Wishes(accept_older=True, accept_inexact=True))
 
 
 def _anywhere(wiring: Wiring, server: str) -> Plan:

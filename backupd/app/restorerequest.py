@@ -28,7 +28,8 @@ class RestoreRequest:
     """A whole server goes into the folder ``datadir`` (``mode`` new-server or replica), tables (``mode`` tables) into
     the running server ``into`` or as files into the folder ``sql``. Empty: not said. ``rename``: other names for the
     tables; ``compare``: only show how they differ; ``source``: out of which sort of backup; ``thaw``: the tier;
-    ``accept_older``: the newest moment, although something later is known to exist."""
+    ``accept_older``: the newest moment, although something later is known to exist; ``accept_inexact``: a
+    replay that may give other rows."""
 
     server: str
     target: str
@@ -46,6 +47,7 @@ class RestoreRequest:
     thaw: str = ""
     source: str = ""
     accept_older: bool = False
+    accept_inexact: bool = False
 
     @property
     def of_tables(self) -> bool:
@@ -59,12 +61,14 @@ class RestoreRequest:
     @property
     def wishes(self) -> Wishes:
         """Raises UsageError."""
-        return Wishes.of(self.exclude, self.replay_with or None, self.thaw or None, accept_older=self.accept_older)
+        return Wishes.of(self.exclude, self.replay_with or None, self.thaw or None, accept_older=self.accept_older,
+                         accept_inexact=self.accept_inexact)
 
     @property
     def table_wishes(self) -> TableWishes:
         """Raises UsageError."""
-        wishes = Wishes.of(self.exclude, None, self.thaw or None, accept_older=self.accept_older)
+        wishes = Wishes.of(self.exclude, None, self.thaw or None, accept_older=self.accept_older,
+                         accept_inexact=self.accept_inexact)
         return TableWishes.of(self.tables, self.rename or None, wishes, self.source or None)
 
     def check(self) -> None:

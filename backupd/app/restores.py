@@ -10,22 +10,32 @@ from pathlib import Path
 
 from backupd.app.coldness import refuse_cold, with_thaw
 from backupd.app.dependence import require_keys
+from backupd.app.identity import own_branches
 from backupd.app.logstatus import stream_of
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
-from backupd.app.targets import history
+from backupd.app.targets import Targets, history
 from backupd.app.thawgate import ThawGate
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.catalog.rates import Rate as Measured
 from backupd.model.backup import BackupKind, BackupRecord
-from backupd.model.binlog import ReplayMethod
-from backupd.model.errors import BackupdError, CancelledError, NotFoundError, RefusedError
+from backupd.model.binlog import ReplayMethod, ReplaySpec
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    ConfigurationError,
+    KeyUnusableError,
+    NotFoundError,
+    RefusedError,
+)
 from backupd.model.ids import new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase, Witness
+from backupd.model.server import Flavour
 from restore import executor
 from restore.executor import RestoreOutcome, RestoreSpec
 from restore.gate import NO_GATE, Gate
+from restore.inexact import InexactError, refuse_pipe
 from restore.plan import DEFAULT_RATES, Plan, Rate
 from restore.planner import Preferences, make_plan
 from restore.points import same_gtid
@@ -46,7 +56,7 @@ class Wishes:
     out; ``replay_with``: the method, None for the planner's choice. ``thaw``: the tier to thaw at, "" for what is
     configured; a restore thaws nothing without one. ``days``: how long that stays, 0 for what is configured.
     ``everywhere``: see ``with_thaw``. ``accept_older``: restore the newest moment that can be restored although
-    something later is known to exist."""
+    something later is known to exist; ``accept_inexact``: replay what may give other rows than the source had."""
 
     exclude: tuple[str, ...] = ()
     replay_with: ReplayMethod | None = None
@@ -54,14 +64,15 @@ class Wishes:
     days: int = 0
     everywhere: bool = False
     accept_older: bool = False
+    accept_inexact: bool = False
 
     @classmethod
     def of(cls, exclude: Sequence[str], replay_with: str | None, thaw: str | None = None, days: int | None = None, *,
-           accept_older: bool = False) -> Wishes:
+           accept_older: bool = False, accept_inexact: bool = False) -> Wishes:
         """Raises UsageError for what is not the GTID of one transaction."""
         return cls(tuple(dict.fromkeys(one_gtid(text) for text in exclude)),
                    ReplayMethod(replay_with) if replay_with else None, thaw or "", days or 0,
-                   accept_older=accept_older)
+                   accept_older=accept_older, accept_inexact=accept_inexact)
 
 
 NO_WISHES = Wishes()
@@ -94,8 +105,29 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
         raise
     left_out = _left_out(wiring, [record for record in records if record.id in found.chain])
     found = replace(found, warnings=(*found.warnings, *left_out))
+    if found.replay is not None:
+        found = _replayable(wiring, server, found, found.replay, wishes)
     return with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days,
                      everywhere=wishes.everywhere) if cold else found
+
+
+def _replayable(wiring: Wiring, server: ServerSettings, found: Plan, replay: ReplaySpec, wishes: Wishes) -> Plan:
+    """The plan, with what is inexact about its replay. Raises RefusedError for one that the asked-for method cannot do,
+    InexactError where one that may give other rows was not accepted."""
+    targets = Targets(wiring, server.name, own_branches(wiring, server.name), prefer=server.preferred)
+    flavour = wiring.catalog.backups.get(found.backup_id).flavour
+    try:
+        if replay.method is ReplayMethod.PIPE and flavour == Flavour.MARIADB:
+            refuse_pipe((one for leg in replay.legs for one in targets.within(leg)), exclude=bool(replay.exclude))
+        why = targets.over_temporary(replay.legs, found.backup_id)
+    except (ConfigurationError, KeyUnusableError) as error:
+        unseen = f"whether statements use temporary tables from before the backup was not looked at: {error.message}"
+        return replace(found, warnings=(*found.warnings, unseen))
+    if not why:
+        return found
+    if not wishes.accept_inexact:
+        raise InexactError(why)
+    return replace(found, inexact=why, warnings=(f"the restored data is inexact: {why}", *found.warnings))
 
 
 def foresee(wiring: Wiring, server_name: str, target: str, datadir: Path, *, start: bool = False,
@@ -140,7 +172,8 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
         wiring.catalog.restores.finish(row.id, state, wiring.clock(), error=text)
         raise
     wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
-    return replace(outcome, warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings))))
+    return replace(outcome, inexact=bool(chosen.inexact), warnings=tuple(dict.fromkeys(
+        (*chosen.warnings, *outcome.warnings))))
 
 
 def gate_of(wiring: Wiring, chosen: Plan, wishes: Wishes) -> Gate:

@@ -269,23 +269,24 @@ class Service:
         return explain_here(self._wiring, policy, server)
 
     def plan(self, server: str, target: str, datadir: Path | None, *, exclude: Sequence[str] = (),
-             replay_with: str | None = None, thaw: str | None = None, accept_older: bool = False) -> Plan:
-        """``thaw``: the tier that the plan counts with, where something has to be thawed; ``accept_older``: see
-        ``Wishes``."""
+             replay_with: str | None = None, thaw: str | None = None, accept_older: bool = False,
+             accept_inexact: bool = False) -> Plan:
+        """``thaw``: the tier that the plan counts with, where something has to be thawed; ``accept_older``,
+        ``accept_inexact``: see ``Wishes``."""
         from backupd.app.restores import Wishes, plan
 
-        wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older)
+        wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
         return plan(self._wiring, server, target, datadir, wishes=wishes)
 
     def plan_tables(self, server: str, target: str, tables: Sequence[str], *, rename: str | None = None,
                     exclude: Sequence[str] = (), source: str | None = None, thaw: str | None = None,
-                    accept_older: bool = False) -> TablePlan:
+                    accept_older: bool = False, accept_inexact: bool = False) -> TablePlan:
         """``tables``: patterns; ``rename``: as ``restore_tables`` takes it."""
         from backupd.app.restores import Wishes
         from backupd.app.tables import plan_tables
         from backupd.app.tableways import TableWishes
 
-        wishes = Wishes.of(exclude, None, thaw, accept_older=accept_older)
+        wishes = Wishes.of(exclude, None, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
         return plan_tables(self._wiring, server, target, TableWishes.of(tables, rename, wishes, source))
 
     def thaw(self, server: str, target: str, *, tier: str | None = None, days: int | None = None,

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -151,12 +152,14 @@ class StreamRun:
             try:
                 self._keep_going(streamer, archiver, recorder, report, recollection, once=once)
             finally:
+                last = streamer.status()
                 self._stop.set()
                 thread.join(UNWIND)
                 recollection.join(PATIENCE)
                 for follower in report.followers:
                     follower.join(PATIENCE / len(report.followers))
-                report.over(streamer.status(), archiver.behind())
+                report.over(replace(streamer.status(), state=last.state, error=last.error, away=last.away),
+                            archiver.behind())
             say("stream-stopped", "bye", server=name)
 
     # -- the beginning

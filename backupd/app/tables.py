@@ -110,7 +110,8 @@ def restore_tables(
                                            error=text)
         raise
     left = _forget_superseded(wiring, goal.restore_connection() if goal else None, row, settings.scratch.path)
-    return replace(outcome, warnings=tuple(dict.fromkeys((*chosen.warnings, *outcome.warnings, *left))))
+    return replace(outcome, inexact=bool(chosen.base.inexact), warnings=tuple(dict.fromkeys(
+        (*chosen.warnings, *outcome.warnings, *left))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from backupd.model.errors import (
 from backupd.model.server import Flavour, ServerInfo
 from backupd.model.table import TableName, TablePattern, fits_any
 from restore.beyond import OlderError
+from restore.inexact import InexactError
 from restore.plan import Plan
 from restore.relatives import Relatives, relatives
 from restore.sources import Loaded, load_chain, load_dump
@@ -98,13 +99,14 @@ class Way:
 
 
 def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> tuple[TablePlan, Way]:
-    """The plan that is best for ``wanted``, and its way. Where an older one is accepted it is taken only
-    where none leads to the newest moment. Raises the reasons for want of any."""
-    if wanted.wishes.accept_older:
+    """The plan that is best for ``wanted``, and its way. Where an older or inexact one is accepted it
+    is taken only where no other is there. Raises the reasons for want of any."""
+    if wanted.wishes.accept_older or wanted.wishes.accept_inexact:
         try:
             return chosen_way(wiring, server_name, target,
-                              replace(wanted, wishes=replace(wanted.wishes, accept_older=False)))
-        except OlderError:
+                              replace(wanted, wishes=replace(wanted.wishes, accept_older=False,
+                                                                      accept_inexact=False)))
+        except (OlderError, InexactError):
             pass
     ways: list[Way] = []
     impossible: list[Impossible] = []

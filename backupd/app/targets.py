@@ -16,8 +16,8 @@ from backupd.app.indexes import Indexes
 from backupd.app.logbook import Logbook, Met
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
-from backupd.engine.binlogchanges import STATEMENTS
-from backupd.model.binlog import FIRST_EVENT, Branch, ReplayLeg, SegmentKey, SegmentRecord, Stop, Transaction
+from backupd.engine.binlogchanges import OF_TEMPORARY, STATEMENTS
+from backupd.model.binlog import FIRST_EVENT, Branch, Ending, ReplayLeg, SegmentKey, SegmentRecord, Stop, Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import (
     ConfigurationError,
@@ -32,9 +32,13 @@ from backupd.recovery.executed import Missing, holder, state_after
 from backupd.recovery.route import RouteLeg, Span
 from backupd.recovery.runs import Place, parted, place_of, same_state
 from restore.history import History, Material
+from restore.inexact import open_before, over_temporary
 
 _REPEATING: set[tuple[str, str, Position, Place]] = set()
 """Legs of which the index was read once, and told that they repeat what is executed at their start."""
+_LOOK_BACK = 500
+"""Files in front of a backup in which temporary tables are looked for that were open at its position."""
+_RESTARTED = (Ending.STOPPED, Ending.CRASHED, Ending.CUT)
 _TOLD = 20
 """Doubtful transactions that are named one by one."""
 
@@ -235,6 +239,29 @@ class Targets:
             for met in self._log.met(known[key], place, end):
                 yield met.transaction
                 place = key.number, met.transaction.end  # pieces may overlap
+
+    def over_temporary(self, legs: Sequence[ReplayLeg], backup: str) -> str:
+        """See ``restore.inexact``; indexes are read only where a segment says that it makes or drops temporary tables.
+        Raises KeyUnusableError, ConfigurationError where they cannot be."""
+        for leg in legs:
+            place = _place(leg.start.file, leg.start.pos)
+            branch = leg.segments[0].branch if leg.segments else leg.stop.branch
+            past = [record for record in self._log.records(branch, (max(place[0] - _LOOK_BACK, 0), 0), place)
+                    if record.segment.start < place[1] or record.key.number < place[0]] if leg is legs[0] else []
+            began = next((number for number, record in reversed(list(enumerate(past)))
+                          if record.segment.ending in _RESTARTED and record.key.number < place[0]), None)
+            known = leg is not legs[0] or began is not None or bool(past and past[0].key.number == 1)
+            past = past[began + 1:] if began is not None else past
+            marked = [record for record in past if OF_TEMPORARY & set(record.segment.remarks)]
+            inside = any(OF_TEMPORARY & set(record.segment.remarks) for record in self._known(leg).values()
+                         if record.key in leg.segments)
+            if not marked and not inside:
+                continue
+            before = open_before(met.transaction.statement for record in marked
+                                 for met in self._log.met(record, last=place))
+            if why := over_temporary(self.within(leg), before, known=known, backup=backup):
+                return why
+        return ""
 
     def _known(self, leg: ReplayLeg) -> dict[SegmentKey, SegmentRecord]:
         numbers: dict[str, list[int]] = {}

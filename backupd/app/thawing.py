@@ -35,7 +35,7 @@ class Thawed:
 def thaw_for(wiring: Wiring, server: str, target: str, wishes: Wishes, tables: Sequence[str], by: str = ""
              ) -> Thawed:
     """Ask for what a restore to ``target`` needs, and is not being thawed yet. Raises what ``plan`` raises."""
-    wishes = replace(wishes, everywhere=True, accept_older=True)
+    wishes = replace(wishes, everywhere=True, accept_older=True, accept_inexact=True)
     base = plan_tables(wiring, server, target, TableWishes.of(tables, None, wishes)).base if tables else plan(
         wiring, server, target, None, wishes=wishes)
     if base.thaw is None:

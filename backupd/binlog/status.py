@@ -29,7 +29,7 @@ class StreamStatus:
     """``branch``, ``file``, ``pos``: up to where the spool holds the log. ``server_position``: where the server was at
     the last look, and ``server_time``: its own clock or ours, whichever was behind, right *before* that look; both None
     while they are not known to be of ``branch``. ``since``: when ``state`` began. ``restarts``: of the program,
-    since the stream was started.
+    since the stream was started. ``away``: it waits because the server is out of reach.
     """
 
     state: StreamState
@@ -41,13 +41,14 @@ class StreamStatus:
     server_time: datetime | None = None
     error: str = ""
     restarts: int = 0
+    away: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {
             "state": str(self.state), "since": format_time(self.since), "branch": self.branch, "file": self.file,
             "pos": self.pos, "server_position": self.server_position.as_json() if self.server_position else None,
             "server_time": format_time(self.server_time) if self.server_time else None, "error": self.error,
-            "restarts": self.restarts,
+            "restarts": self.restarts, "away": self.away,
         }
 
     @classmethod
@@ -57,7 +58,7 @@ class StreamStatus:
             file=data["file"], pos=int(data["pos"]),
             server_position=Position.from_json(data["server_position"]) if data["server_position"] else None,
             server_time=parse_time(data["server_time"]) if data["server_time"] else None, error=data["error"],
-            restarts=int(data["restarts"]))
+            restarts=int(data["restarts"]), away=bool(data.get("away", False)))
 
 
 class StreamEventKind(StrEnum):

@@ -409,7 +409,7 @@ class Streamer:
     # --- telling
 
     def _lost(self, why: str, detail: str, hint: str, *, away: bool) -> float:
-        if self._set(StreamState.WAITING, why):
+        if self._set(StreamState.WAITING, why, away=away):
             self._tell(StreamEventKind.LOST, f"the stream of {self._server} is interrupted: {why}", detail, hint)
         return self._backoff(away=away)
 
@@ -425,13 +425,13 @@ class Streamer:
         self._pause = min(pause * 2, most)
         return pause
 
-    def _set(self, state: StreamState, error: str) -> bool:
+    def _set(self, state: StreamState, error: str, *, away: bool = False) -> bool:
         """Is it another state than before?"""
         with self._guard:
             before = self._status
             changed = before.state is not state or not self._began
             self._began = True
-            self._status = replace(before, state=state, error=error, restarts=max(0, self._lives - 1),
+            self._status = replace(before, state=state, error=error, away=away, restarts=max(0, self._lives - 1),
                                    since=self._clock() if changed else before.since)
         return changed
 

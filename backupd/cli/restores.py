@@ -78,6 +78,12 @@ AcceptOlder = Annotated[
                                         "later is known to exist."),
 ]
 
+AcceptInexact = Annotated[
+    bool,
+    typer.Option("--accept-inexact", help="Replay although statements use temporary tables that were open at the "
+                                          "backup's position: rows may be missing."),
+]
+
 
 def plan(
     context: typer.Context,
@@ -101,6 +107,7 @@ def plan(
     replay_with: ReplayWith = None,
     thaw: ThawTier = None,
     accept_older: AcceptOlder = False,
+    accept_inexact: AcceptInexact = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -113,13 +120,15 @@ def plan(
         if tables:
             chosen = run.service.plan_tables(server, target, tables, rename=rename, exclude=exclude or (),
                                              source=source.value if source else None,
-                                             thaw=thaw.value if thaw else None, accept_older=accept_older)
+                                             thaw=thaw.value if thaw else None, accept_older=accept_older,
+                                             accept_inexact=accept_inexact)
             run.screen.document(chosen.as_json())
             show_table_plan(run.screen, chosen)
             return
         made = run.service.plan(server, target, datadir.absolute() if datadir else None, exclude=exclude or (),
                                 replay_with=replay_with.value if replay_with else None,
-                                thaw=thaw.value if thaw else None, accept_older=accept_older)
+                                thaw=thaw.value if thaw else None, accept_older=accept_older,
+                                accept_inexact=accept_inexact)
         run.screen.document(made.as_json())
         from backupd.cli.render import show_plan
 
@@ -159,6 +168,7 @@ def restore(
     source: OutOf = None,
     thaw: ThawTier = None,
     accept_older: AcceptOlder = False,
+    accept_inexact: AcceptInexact = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -176,13 +186,14 @@ def restore(
         if tables or datadir is None:
             restore_tables(run, server, target, tables or (), into=into, rename=rename, sql=sql, confirm=confirm,
                            compare=compare, triggers=triggers, exclude=exclude or (), source=source,
-                           thaw=thaw.value if thaw else None, keys=keys, accept_older=accept_older)
+                           thaw=thaw.value if thaw else None, keys=keys, accept_older=accept_older,
+                           accept_inexact=accept_inexact)
             return
         with reporting() as report:
             outcome = run.service.foreground.restore(
                 server, target, datadir.absolute(), start, report, mode=mode.value, exclude=exclude or (),
                 replay_with=replay_with.value if replay_with else None, thaw=thaw.value if thaw else None,
-                accept_older=accept_older)
+                accept_older=accept_older, accept_inexact=accept_inexact)
         document = outcome.as_json()
         ending = "was made" if outcome.is_good else "ended, not all of it well"
         run.screen.done = f"the restore into {datadir} {ending}"

@@ -131,6 +131,7 @@ def restore_tables(
     run: Session, server: str, target: str, tables: Sequence[str], *, into: str | None, rename: str | None,
     sql: Path | None, confirm: str | None, compare: bool, triggers: TriggersOf | None, exclude: Sequence[str],
     source: From | None, thaw: str | None = None, keys: int | None = None, accept_older: bool = False,
+    accept_inexact: bool = False,
 ) -> None:
     """Restore them, ask before anything is replaced, show what came of it."""
     from backupd.cli.progress import reporting
@@ -148,7 +149,7 @@ def restore_tables(
             compare=compare, ask=ask if sys.stdin.isatty() else None,
             triggers=(triggers or TriggersOf.BACKUP).value, exclude=exclude,
             source=source.value if source else None, thaw=thaw, keys=keys or SAMPLE, accept_older=accept_older,
-            report=report)
+            accept_inexact=accept_inexact, report=report)
     document = outcome.as_json()
     run.screen.done = f"the tables were restored into {into or sql}" if outcome.done else "no table was replaced"
     run.screen.document(document)

@@ -33,8 +33,8 @@ def _log_risks(variables: Mapping[str, str], flavour: Flavour, replica: bool) ->
             yield f"{name} is set ({variables[name]}): the binary log lacks the changes of other schemas"
     if value("binlog_format") in ("STATEMENT", "MIXED"):
         yield (
-            f"binlog_format is {value('binlog_format')}: statements may replay to other rows, and those that use a "
-            "temporary table made before the backup cannot be replayed at all; ROW is exact"
+            f"binlog_format is {value('binlog_format')}: statements may replay to other rows, as those do that "
+            "use a temporary table which was open at the backup's position; ROW is exact"
         )
     if value("binlog_checksum") == "NONE":
         yield "binlog_checksum is NONE: damage of the binary log is not noticed before it is replayed"
