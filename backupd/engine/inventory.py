@@ -171,15 +171,20 @@ class Stocktaking:
     ``moment``: the line of the tool's stderr after which it keeps changes of definitions and commits blocked; None for
     a tool that keeps changes of definitions away for its whole run: then the first ``pause`` is the moment. Hand each
     line to ``heard``; call ``pause`` whenever the tool's output is read, so that the tool cannot end before the list
-    is made. Nothing here raises: without a list (``tables`` is None), or without one of all tables (``is_whole``),
-    ``problem`` says why.
+    is made. ``twice``: the tool leaves it to the redo log to make and rename tables of InnoDB while it runs, so that
+    of these only such as were there before it began, too, must have their files (``due``).
+
+    Nothing here raises: without a list (``tables`` is None), or without one of all tables (``is_whole``), ``problem``
+    says why.
     """
 
-    def __init__(self, connection: Connection, moment: re.Pattern[str] | None) -> None:
+    def __init__(self, connection: Connection, moment: re.Pattern[str] | None, *, twice: bool = False) -> None:
         self.problem = ""
         self.tables: tuple[BaseTable, ...] | None = None
         self.is_whole = True
         self.fetched: list[TableName] = []
+        self._twice = twice
+        self._earlier: frozenset[BaseTable] = frozenset()
         self._names: frozenset[TableName] = frozenset()
         self._schemas: frozenset[str] = frozenset()
         self._connection, self._moment = connection, moment
@@ -229,6 +234,12 @@ class Stocktaking:
             self.is_whole = False
             self.problem = f"tables were changed while they were listed: {changes[0][:200]}"
 
+    @property
+    def due(self) -> tuple[BaseTable, ...]:
+        """Those of ``tables`` whose files must be in the stream."""
+        return tuple(table for table in self.tables or ()
+                     if not self._twice or table.engine != _INNODB or table in self._earlier)
+
     def has_owner(self, path: str) -> bool:
         """Is ``path``, which the tool removed, a file of what there was at the moment: the definition of a table or
         view, or any file of InnoDB's in a schema? False without a list."""
@@ -269,6 +280,8 @@ class Stocktaking:
             for statement in _SETTINGS:
                 session.execute(statement)
             self._datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
+            if self._twice:
+                self._earlier = frozenset(base_tables(session, self._dialect, self._datadir))
         except ServerError as error:
             self.problem = f"{error.message}: {error.detail}"
         else:

@@ -59,7 +59,8 @@ class StreamingTool:
     """What differs between the tools. ``arguments``: the command line after the option file and before the common
     part; ``groups``: the content of that file; ``login_file``: the variable that names another file with credentials,
     which the tool would read on its own; ``hints``: what the tool prints, and what helps; ``lock_seconds``: how long
-    it may wait for a lock that stops all writers, None where it takes no such lock; ``moment``: see ``Stocktaking``."""
+    it may wait for a lock that stops all writers, None where it takes no such lock; ``moment``, ``twice``: see
+    ``Stocktaking``."""
 
     tool: Tool
     names: ReceiptNames
@@ -70,6 +71,7 @@ class StreamingTool:
     login_file: str = ""
     lock_seconds: float | None = None
     moment: re.Pattern[str] | None = None
+    twice: bool = False
     runtime: Path | None = None
 
 
@@ -89,7 +91,7 @@ class StreamingCapture:
         self._tables: set[str] = set()
         self._doubts = Doubts()
         self._contents = Contents()
-        self._stocktaking = Stocktaking(request.connection, made.moment)
+        self._stocktaking = Stocktaking(request.connection, made.moment, twice=made.twice)
         self._stock = Stock()
         self._receipts: Receipts | None = None
         self._log_tail = ""
@@ -162,7 +164,7 @@ class StreamingCapture:
             if not stock.has_owner(path):
                 contents.take(Remove(path))
                 yield Remove(path)
-        tables = stock.tables or ()
+        tables = stock.due
         renamed = {table_of(stem_of(path)) for path in doubts.renamed if stem_of(path)}
         wrong = dict.fromkeys(absent(tables, contents.paths, contents.renamed))
         wrong |= dict.fromkeys(table for table in tables if table.name in renamed and table.engine.lower() in OF_ENGINE)

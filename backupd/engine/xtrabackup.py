@@ -90,6 +90,11 @@ _LISTED = re.compile(r"^\s+(?:-\w, )?(--[a-z0-9][a-z0-9-]*)", re.MULTILINE)
 """An option in the output of --help: ``  -?, --help  ...``, ``  --parallel=#  ...``, ``  --stream[=name] ...``."""
 _NO_TABLESPACES = frozenset({"encrypt_binlog", "aria_encrypt_tables"})
 """What a server encrypts that the tool does not open."""
+_LOCKS_DDL = Version(8, 0)
+"""From here on changes of definitions are blocked for the whole run. Before, they go on until the global read lock, and
+of InnoDB's the redo log tells."""
+_MOMENT = re.compile("Starting to backup non-InnoDB tables")
+"""Of a series before: it has the global read lock, and will record the position before it gives it back."""
 _NO_TLS_BEFORE = Version(2, 4, 5)
 
 _SILENT_FAILURES = (
@@ -152,6 +157,8 @@ class XtraBackup:
             hints=_HINTS,
             login_file="MYSQL_TEST_LOGIN_FILE",
             lock_seconds=LOCK_SECONDS,
+            moment=_MOMENT if tool.version < _LOCKS_DDL else None,
+            twice=tool.version < _LOCKS_DDL,
             runtime=runtime,
         )
 
