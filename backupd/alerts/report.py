@@ -20,7 +20,7 @@ _MOST = 1000
 @dataclass(frozen=True, slots=True)
 class ServerLine:
     """One server. ``status``: good, warning or bad, with ``why``; ``latest``: the newest moment that could be restored;
-    ``proof``: how the last proof ended."""
+    ``proof``: how the last proof ended. ``tables_only``: only dumps are taken of it."""
 
     server: str
     status: str
@@ -30,6 +30,7 @@ class ServerLine:
     latest: datetime | None
     proof: str
     proved_at: datetime | None
+    tables_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ def report(servers: Sequence[ServerLine], places: Sequence[PlaceLine], incidents
     word = "BAD" if bad else "WARNING" if doubtful or incidents else "GOOD"
     wrong = [Block(f"{one.server}: {one.why or one.status}", "error" if one.status == "bad" else "warning",
                    hint=one.hint) for one in ordered if one.status != "good"]
-    rows = tuple((one.server, one.status, _moment(one.earliest), _moment(one.latest), _age(one.latest, now),
+    rows = tuple((one.server, one.status + (", tables only" if one.tables_only else ""), _moment(one.earliest),
+                  _moment(one.latest), _age(one.latest, now),
                   f"{one.proof} {_age(one.proved_at, now)} ago" if one.proved_at else "never")
                  for one in ordered[:_MOST])
     grids = [Grid("What can be restored", ("SERVER", "STATUS", "FROM", "UNTIL", "AGE", "LAST PROOF"), rows)] if rows \

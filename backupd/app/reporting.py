@@ -47,7 +47,7 @@ def _server(one: ServerOverview) -> ServerLine:
     why = next(iter(one.reasons), None)
     proof = one.last_proof
     return ServerLine(one.name, str(one.status), why.text if why else "", why.hint if why else "", one.first,
-                      one.latest, proof.outcome if proof else "", proof.finished_at if proof else None)
+                      one.latest, proof.outcome if proof else "", proof.finished_at if proof else None, one.tables_only)
 
 
 def _place(one: PlaceView) -> PlaceLine:

@@ -50,7 +50,7 @@ from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, LeftOu
 from backupd.engine.probe import probe, read_dialect
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames
 from backupd.engine.tablefiles import absent
-from backupd.model.errors import CancelledError, RefusedError, ServerError, ToolError
+from backupd.model.errors import OTHER_BACKUP, CancelledError, RefusedError, ServerError, ToolError
 from backupd.model.inventory import BaseTable
 from backupd.model.server import Position, Receipts, ServerInfo, Tool
 from backupd.model.units import format_size
@@ -112,7 +112,7 @@ class Clone:
         if found != (receipts.last_lsn, receipts.last_lsn):
             raise ToolError(f"{base} is not the copy that was shut down at {receipts.last_lsn}",
                             detail=f"its system tablespace says {found[0]}, its redo log {found[1]}",
-                            hint="fetch the backup again, from another destination if there is one")
+                            hint=OTHER_BACKUP)
 
     def redo_bytes(self, base: Path) -> int:  # noqa: ARG002 - recovered already
         return 0

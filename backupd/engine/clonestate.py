@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from backupd.model.errors import ToolError
+from backupd.model.errors import OTHER_BACKUP, ToolError
 
 _FLUSHED_AT = 26
 _CHECKPOINTS = (512, 1536)
@@ -38,7 +38,7 @@ def flushed_lsn(base: Path, system: str) -> int:
         page = b""
     if len(page) < _FLUSHED_AT + 8:
         raise ToolError(f"{base / system} is not there or empty: this is no complete copy of a server",
-                        hint="fetch the backup again")
+                        hint=OTHER_BACKUP)
     return int(struct.unpack_from(">Q", page, _FLUSHED_AT)[0])
 
 
@@ -55,5 +55,5 @@ def checkpoint_lsn(base: Path) -> int:
                 found = max(found, int(struct.unpack_from(">Q", header, block + _LSN_IN_BLOCK)[0]))
     if not found:
         raise ToolError(f"{base} has no readable redo log: this is no complete copy of a server",
-                        hint="fetch the backup again")
+                        hint=OTHER_BACKUP)
     return found

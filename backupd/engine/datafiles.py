@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from backupd.engine.tablefiles import fulltext_id
-from backupd.model.errors import DamagedError
+from backupd.model.errors import OTHER_BACKUP, DamagedError
 
 _DATA, _LINK = ".ibd", ".isl"
 _DELTA, _META, _NEW, _DROPPED, _RENAMED = ".delta", ".meta", ".new", ".del", ".ren"
@@ -85,7 +85,7 @@ def verify_tables(base: Path, last: Sequence[str], *, partial: bool = False) -> 
               if path.endswith(_DEFINITION) and "/" in path and _TEMPORARY not in path]
     if wrong:
         raise DamagedError(f"{len(wrong)} files of the prepared {base} are not those of the backup", wrong,
-                           hint="fetch the backup again, from another destination if there is one")
+                           hint=OTHER_BACKUP)
 
 
 def verify_fulltext(datadir: Path, last: Sequence[str], numbers: Collection[int]) -> None:

@@ -139,7 +139,8 @@ def _checked(base: Path, links: Sequence[ExternalTablespace]) -> tuple[ExternalT
             damages.append(f"{link.link} names {link.source}, but {link.data} is not in the backup")
     if damages:
         raise DamagedError("tablespaces outside the datadir are not complete", damages,
-                           hint="fetch the backup again; without them the server would open files of its source")
+                           hint="choose another backup (--to backup:ID); without them the server would open "
+                                "files of its source")
     return tuple(links)
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from backupd.engine.physical import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.preparation import (
-    FETCH_AGAIN,
     check_chain,
     check_logs,
     no_redo,
@@ -32,7 +31,7 @@ from backupd.engine.preparation import (
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.streaming import StreamingCapture, StreamingTool
 from backupd.engine.xbstream import Dialect
-from backupd.model.errors import ToolError
+from backupd.model.errors import OTHER_BACKUP, ToolError
 from backupd.model.server import Receipts, Tool
 
 REDO = "ib_logfile0"
@@ -117,7 +116,7 @@ class MariaBackup:
             raise ToolError(
                 f"{name} applied the redo log up to {reached} only; the backup goes to {receipts.last_lsn}",
                 detail=f"{receipts.last_lsn - reached} bytes of redo in {base / REDO} could not be read",
-                hint=f"the redo log of this copy is damaged: {FETCH_AGAIN}",
+                hint=f"the redo log of this backup is damaged: {OTHER_BACKUP}",
             )
 
     def redo_bytes(self, base: Path) -> int:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from backupd.engine.client import Connection
-from backupd.model.errors import DamagedError
+from backupd.model.errors import OTHER_BACKUP, DamagedError
 from backupd.model.inventory import BaseTable
 from backupd.model.server import Receipts, Tool
 from backupd.model.table import TableName
@@ -245,5 +245,5 @@ def verify_files(base: Path, expected: Mapping[str, int]) -> None:
         raise DamagedError(
             f"{len(differences)} files in {base} are not those of the backup",
             [str(d) for d in differences],
-            hint="fetch the backup again, from another destination if there is one",
+            hint=OTHER_BACKUP,
         )

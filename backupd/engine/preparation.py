@@ -11,11 +11,10 @@ from backupd.engine.physical import LeftOut, PrepareStep
 from backupd.engine.receipts import BACKUP_CNF, read_receipts
 from backupd.engine.sandbox import can_confine, confine
 from backupd.engine.streaming import COMPLETED, LEFT_OPEN
-from backupd.model.errors import DamagedError, StreamError, ToolError
+from backupd.model.errors import OTHER_BACKUP, DamagedError, StreamError, ToolError
 from backupd.model.server import Position, Receipts, Tool
 from backupd.process.command import Command
 
-FETCH_AGAIN = "fetch the backup again, from another destination if there is one"
 _MIB = 1024 * 1024
 
 
@@ -73,7 +72,7 @@ def check_chain(base: Path, increments: Sequence[Path], *, redo: str, startable:
             damages.append(f"{folder / redo} is missing")
         previous = receipts
     if damages:
-        raise DamagedError("this is not a backup that can be prepared", damages, hint="fetch the backup again")
+        raise DamagedError("this is not a backup that can be prepared", damages, hint=OTHER_BACKUP)
 
 
 _MISSING = re.compile(r"(?:was not found at|valid tablespace file for) (?P<path>\S+)")
@@ -103,7 +102,7 @@ def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[
         bad = [line for line in lines if any(mark in line for mark in silent)]
         if bad:
             raise ToolError(
-                f"{tool.name} prepared {base}, but not completely", detail="\n".join(bad[:20]), hint=FETCH_AGAIN
+                f"{tool.name} prepared {base}, but not completely", detail="\n".join(bad[:20]), hint=OTHER_BACKUP
             )
 
 
@@ -133,4 +132,4 @@ def size_of_redo(base: Path, redo: str) -> int:
 
 
 def no_redo(base: Path, redo: str) -> ToolError:
-    return ToolError(f"{base / redo} is missing: this is not a complete backup", hint="fetch the backup again")
+    return ToolError(f"{base / redo} is missing: this is not a complete backup", hint=OTHER_BACKUP)

@@ -28,7 +28,6 @@ from pathlib import Path
 from backupd.engine.client import Connection
 from backupd.engine.physical import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.preparation import (
-    FETCH_AGAIN,
     check_chain,
     check_logs,
     prepare_step,
@@ -38,7 +37,7 @@ from backupd.engine.preparation import (
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.streaming import StreamingCapture, StreamingTool
 from backupd.engine.xbstream import Dialect
-from backupd.model.errors import RefusedError, ToolError
+from backupd.model.errors import OTHER_BACKUP, RefusedError, ToolError
 from backupd.model.server import Receipts, ServerInfo, Tool, Version
 from backupd.process.command import Command
 from backupd.process.run import run
@@ -205,7 +204,7 @@ class XtraBackup:
         if found.to_lsn != receipts.to_lsn:
             raise ToolError(
                 f"{base} is prepared up to the backup that ends at {found.to_lsn}, not {receipts.to_lsn}",
-                hint=f"an increment was left out: {FETCH_AGAIN}",
+                hint=f"an increment was left out: {OTHER_BACKUP}",
             )
         told = _SHUTDOWN.findall(logs[-1]) if logs else []
         if not told:
@@ -219,7 +218,7 @@ class XtraBackup:
             raise ToolError(
                 f"{self._tool.name} applied the redo log up to {reached} only; the backup goes to {receipts.last_lsn}",
                 detail=f"{receipts.last_lsn - reached} bytes of redo in {base / REDO} could not be read",
-                hint=f"the redo log of this copy is damaged: {FETCH_AGAIN}",
+                hint=f"the redo log of this backup is damaged: {OTHER_BACKUP}",
             )
 
     def redo_bytes(self, base: Path) -> int:

@@ -33,6 +33,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+OTHER_BACKUP = ("every file is what was stored (its digest agrees), so another copy is the same: choose another backup "
+                "(--to backup:ID)")
+"""The hint where what was fetched, and compared on the way, is not what a backup should be."""
+
 
 class BackupdError(Exception):
     """Base of all errors shown to users.

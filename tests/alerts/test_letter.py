@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email import message_from_string
 from email.policy import default
@@ -158,4 +159,6 @@ def test_the_report_begins_with_what_is_wrong_and_names_what_can_be_restored() -
     for part in ("take a full backup: backupd backup bad1", "proved 2d ago", "never", "2026-11-21T11:58:00Z",
                  "db3: physical.full failed", "nearly full"):
         assert part in text, part
+    dumps = replace(servers[0], server="remote1", tables_only=True)
+    assert "good, tables only" in report([dumps], [], [], SITE, NOW).as_text()
     assert report([], [], [], SITE, NOW).subject_line == "[backupd] GOOD report of backup1: 0 servers, 0 good"

@@ -50,6 +50,10 @@ def test_a_script_that_calls_what_the_sandbox_does_not_have_is_not_confined(tmp_
 def test_every_log_must_end_well_and_tell_of_no_trouble(logs: list[str], message: str) -> None:
     with pytest.raises(ToolError, match=message):
         check_logs(TOOL, Path("/x"), logs, silent=["bad"])
+    with pytest.raises(ToolError) as told:
+        check_logs(TOOL, Path("/x"), ["x bad y\ncompleted OK!"], silent=["bad"])
+    assert told.value.hint == ("every file is what was stored (its digest agrees), so another copy is the same: choose "
+                               "another backup (--to backup:ID)")
     check_logs(TOOL, Path("/x"), ["a\n261121 02:04:24 completed OK!\n\n"], silent=["bad"])
     of_its_library = "\a/usr/bin/mariadb-backup: Warning: 2 files and 0 streams is left open"
     check_logs(TOOL, Path("/x"), [f"completed OK!\n{of_its_library}\n"], silent=["bad"])
