@@ -11,10 +11,13 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
+from backupd.engine.census import is_copied
 from backupd.engine.datafiles import rejoin_renamed, verify_tables
 from backupd.engine.external import remap
 from backupd.engine.launch import options_for_copy
 from backupd.engine.physical import LeftOut, PhysicalTool, nothing, verify_files
+from backupd.engine.tablefiles import absent
+from backupd.model.errors import DamagedError
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from backupd.model.server import Position
@@ -133,6 +136,24 @@ def fetch_members(
     return tuple(repaired)
 
 
+def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
+    """Are the tables that the manifest lists in the prepared ``base``, but for those that the backup is known to lack?
+    These are told. Raises DamagedError with the names of all others. A part of a backup is not compared."""
+    facts = last.body.facts
+    if facts.inventory is None or last.whole is not None:
+        return ()
+    files = (path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
+    known = frozenset(facts.missing)
+    copied = [table for table in facts.inventory if is_copied(table.engine, facts.server.flavour, facts.tool.name)]
+    lost = [table.name.shown for table in absent(copied, list(files), {}) if table.name not in known]
+    if lost:
+        raise DamagedError(f"{len(lost)} tables that backup {last.header.backup_id} lists are not in the prepared copy",
+                           lost, hint="nothing was put in place; restore another backup, or these tables from another")
+    names = ", ".join(sorted(name.shown for name in known))
+    told = f"{last.header.backup_id} is partial: {len(known)} tables are not in it and did not come back: {names}"
+    return (told,) if known else ()
+
+
 def assemble(
     chain: Sequence[Loaded],
     folder: Path,
@@ -169,6 +190,7 @@ def assemble(
             left_out=left_out,
         )
         verify_tables(base, [entry.path for entry in chain[-1].body.entries], partial=left_out is not nothing)
+        warnings += compare_listed(base, chain[-1])
         for increment in increments:
             shutil.rmtree(increment)
         rejoined = rejoin_renamed(base)

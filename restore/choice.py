@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -41,8 +42,13 @@ class Choice:
 
 
 def choose(aim: Aim, archive: Archive, resolver: TargetResolver, manner: Manner, cost: Cost) -> Choice:
-    """The quickest way. An older backup is looked at only where it alone is quicker than every newer one, for the older
-    it is, the more is to be replayed. Raises RefusedError where no way can be shown to be whole."""
+    """The quickest way, from a backup that lacks no tables where there is one. An older backup is looked at only where
+    it alone is quicker than every newer one, for the older it is, the more is to be replayed. Raises RefusedError where
+    no way can be shown to be whole."""
+    whole = tuple(way for way in aim.ways if not way.base.is_partial)
+    if 0 < len(whole) < len(aim.ways):
+        with contextlib.suppress(RefusedError):  # then, perhaps, from one that lacks some
+            return choose(replace(aim, ways=whole), archive, resolver, manner, cost)
     best: tuple[float, Way, ReplaySpec | None, tuple[str, ...]] | None = None
     least = float("inf")
     looked = 0

@@ -94,6 +94,9 @@ def make_plan(
         warnings += _about_latest(found, own, usable, now)
     told = {text: b.id for b in chain for text in b.warnings}  # once, of the last backup that has it
     warnings += [f"{of}: {text}" for text, of in told.items()]
+    if chain[-1].missing:
+        warnings.append(f"{chain[-1].id} is partial: {len(chain[-1].missing)} tables are not in it and do not come "
+                        f"back: {', '.join(chain[-1].missing)}")
     replay, until = found.choice.replay, found.stop
     rates = {**DEFAULT_RATES, **preferences.rates}
     plan = Plan(

@@ -21,14 +21,18 @@ def choose_point(
         return _by_id(server, own, goal.backup_id)
     if not usable:
         raise none_restorable(server, own)
+    whole = [b for b in usable if not b.is_partial]
     if isinstance(goal, Latest):
-        newest = usable[-1]
+        newest = (whole or usable)[-1]
+        partial = [b.id for b in usable if b.is_partial and b.finished_at > newest.finished_at]
         return newest, (
-            f"the newest restorable backup, finished {format_time(newest.finished_at)}; "
-            "without archived binary logs nothing later is recoverable"
+            f"the newest restorable backup{' that lacks no tables' if partial else ''}, finished "
+            f"{format_time(newest.finished_at)}; without archived binary logs nothing later is recoverable"
+            + (f", but --to backup:{partial[-1]} without the tables that it lacks" if partial else "")
         )
     exact = [b for b in usable if is_exactly(b, goal)]
     if exact:
+        exact = [b for b in exact if not b.is_partial] or exact
         return exact[-1], f"the backup's position is exactly {goal}"
     raise _between(usable, goal)
 

@@ -114,6 +114,7 @@ RULES: Mapping[str, Rule] = {
     **_pair("removal-locked", "removal-unlocked", "{subject} does not let go of files"),
     **_pair("removal-braked", "removal-released", "too much would go at once at {subject}"),
     **_pair("manifests-missing", "manifests-found", "backups are missing at {subject}"),
+    **_pair("backups-partial", "backups-whole", "stored backups lack tables"),
     **_pair("foreign-backups", "foreign-backups-gone", "another server's backups lie under its name"),
     **_pair("server-changed", "server-known", "another server answers under its name"),
     "server-failover": _tells("another server took over"),

@@ -108,6 +108,12 @@ def of_verification(outcome: verification.VerifyOutcome) -> Result:
     if not outcome.ok:
         lines = [f"{damage.destination}: {damage.key or 'all of it'}: {damage.problem}" for damage in outcome.damages
                  if not damage.repaired_from]
+        if not lines:
+            return Result("", outcome.bytes, problem=BackupdError(
+                f"{len(outcome.lacking)} stored backups lack tables, or may not be restorable",
+                detail="\n".join(map(str, outcome.lacking)),
+                hint="everything else in them is good; take a full backup now and test it: backupd backup SERVER "
+                     "--kind full, backupd test-restore SERVER"))
         if not any(damage.key for damage in outcome.damages if not damage.repaired_from):
             return Result("", outcome.bytes, problem=BackupdError(
                 f"{len(lines)} destinations could not be read", detail="\n".join(lines),

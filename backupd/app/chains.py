@@ -167,6 +167,8 @@ def _of_copies(destination: Destination, chain: tuple[BackupRecord, ...], tool: 
         if record.state is BackupState.DELETED or (record.server, record.id) in marked:
             yield f"{where} is marked as deleted"
         copies = [copy.state for copy in record.copies if copy.destination == destination.name]
+        if record.doubtful or record.missing:
+            yield f"{record.id} " + (record.doubtful or f"lacks {len(record.missing or ())} tables that the server had")
         if record.state is BackupState.DAMAGED or "damaged" in copies:
             yield f"{where} is known to be damaged"
         found = read(destination, record.server, record.id)

@@ -312,6 +312,8 @@ def _another(victims: Sequence[BackupRecord]) -> str:
 
 def _stands_in(other: BackupRecord, victim: BackupRecord) -> bool:
     """A dump may lack tables, so it stands in for dumps of the same tables only."""
+    if other.doubtful or (other.missing and not victim.missing):
+        return False
     if other.kind is not BackupKind.LOGICAL:
         return True
     same = victim.kind is BackupKind.LOGICAL and victim.table_set == other.table_set

@@ -14,6 +14,7 @@ from backupd.app.deletion import sweep_destination
 from backupd.app.holds import remind
 from backupd.app.jobs import prune
 from backupd.app.logs import say
+from backupd.app.lookback import look_back
 from backupd.app.schedule import next_runs
 from backupd.app.wiring import Wiring
 from backupd.app.witnesses import forget_old
@@ -33,6 +34,7 @@ def keep_house(wiring: Wiring) -> None:
         wiring.catalog.lags.forget(wiring.clock() - EVENTS_KEPT)
         remind(wiring)
         forget_old(wiring)
+        look_back(wiring)
         forget_told(wiring)
         say("housekeeping", f"{len(gone)} jobs that ended long ago were forgotten")
     except BackupdError as error:

@@ -17,7 +17,7 @@ def as_if_there(records: Sequence[BackupRecord], candidates: Iterable[BackupReco
     return [Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
                    pinned=record.pinned, bytes=record.stats.bytes_stored, place=logs.places.get(record.id),
                    table_set=record.table_set, missing=record.not_dumped, lineage=lineage[record.id],
-                   strange=record.id in strange) for record in candidates]
+                   strange=record.id in strange, doubtful=bool(record.doubtful)) for record in candidates]
 
 
 def is_complete(record: BackupRecord, place: str) -> bool:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from backupd.app.bootstrap import after_job
 from backupd.app.coldness import refuse_cold
 from backupd.app.dependence import require_keys
+from backupd.app.lookback import settle_doubts
 from backupd.app.restores import (
     Wishes,
     archives,
@@ -93,6 +94,8 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
         phases=merged(phases), checks=checks, tally=tally, error=trouble, obstacle=obstacle,
         warnings=chosen.warnings, older=chosen.older is not None, inexact=bool(chosen.inexact))
     wiring.catalog.proofs.add(proof)
+    if proof.is_good:
+        settle_doubts(wiring, chosen.chain)
     after_job(wiring)
     return proof
 

@@ -311,7 +311,7 @@ def _stored(wiring: Wiring, server: str, place: str, records: Sequence[BackupRec
                marked=copy.state == DELETED or record.state is BackupState.DELETED, bytes=record.stats.bytes_stored,
                place=logs.places.get(record.id), table_set=record.table_set, missing=record.not_dumped,
                minimum=minimum_of(wiring, copy, record.stats),
-               lineage=lineage[record.id], strange=record.id in strange)
+               lineage=lineage[record.id], strange=record.id in strange, doubtful=bool(record.doubtful))
         for record in records for copy in record.copies if copy.destination == place)
 
 

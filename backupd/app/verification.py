@@ -13,6 +13,7 @@ from backupd.app.bootstrap import read_copies
 from backupd.app.deletion import expected_at, forget_swept, sweep_destination
 from backupd.app.jobs import abandon_dead
 from backupd.app.logcheck import examine_logs, repair_logs
+from backupd.app.lookback import Lacking, look_back
 from backupd.app.rotation import Rotation
 from backupd.app.scrubbing import Read, scrub_server
 from backupd.app.sighted import believed
@@ -34,7 +35,8 @@ from storage.destination import Destination
 class VerifyOutcome:
     """``backups`` that were looked at, ``objects`` and ``bytes`` re-read, and every damage found; ``binlogs``: copies
     of archived binary logs that were looked at; ``cold``: files in archive classes, of which only the place's own
-    checksum was compared; ``unseen``: those of them that have none; ``samples``: what of them is thawed to be read."""
+    checksum was compared; ``unseen``: those of them that have none; ``samples``: what of them is thawed to be read;
+    ``lacking``: backups without tables that the server had."""
 
     backups: tuple[str, ...]
     objects: int
@@ -44,16 +46,18 @@ class VerifyOutcome:
     cold: int = 0
     unseen: int = 0
     samples: tuple[str, ...] = ()
+    lacking: tuple[Lacking, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Is nothing damaged that could not be put right?"""
-        return all(damage.repaired_from for damage in self.damages)
+        """Is nothing damaged that could not be put right, and does no backup lack tables?"""
+        return all(damage.repaired_from for damage in self.damages) and not self.lacking
 
     def as_json(self) -> dict[str, Any]:
         return {"ok": self.ok, "backups": list(self.backups), "binlogs": self.binlogs, "objects": self.objects,
                 "bytes": self.bytes, "damages": [damage.as_json() for damage in self.damages], "cold": self.cold,
-                "unseen": self.unseen, "samples": list(self.samples)}
+                "unseen": self.unseen, "samples": list(self.samples),
+                "lacking": [one.as_json() for one in self.lacking]}
 
 
 def verify(wiring: Wiring, server: str | None, subset: float | None, report: Report, *,
@@ -81,7 +85,7 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
         tuple(sorted(names)), sum(one.objects for one in results), sum(one.bytes for one in results),
         (*(damage for one in results for damage in one.damages), *copies, *gone), sum(one.binlogs for one in results),
         sum(one.cold for one in results), sum(one.unseen for one in results),
-        tuple(one.sample for one in results if one.sample))
+        tuple(one.sample for one in results if one.sample), look_back(wiring, server))
 
 
 def _servers(wiring: Wiring, destination: Destination) -> list[str]:

@@ -259,6 +259,11 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
         + (f"; NOT READ: {', '.join(place['destination'] for place in unread)}" if unread else ""),
         style="bold red" if left or unread else "yellow" if damages else "green",
     )
+    for one in outcome.get("lacking", ()):
+        names = ", ".join(one["tables"][:_NAMED]) + (" ..." if len(one["tables"]) > _NAMED else "")
+        what = "; ".join(filter(None, (f"{len(one['tables'])} tables are not in it: {names}" if one["tables"] else "",
+                                       one["doubtful"])))
+        screen.line(f"PARTIAL {one['backup']} of {one['server']}: {what}", style="bold red")
     if outcome["cold"]:
         unseen = f"; {outcome['unseen']} of them have none" if outcome["unseen"] else ""
         screen.line(

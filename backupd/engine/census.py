@@ -51,6 +51,11 @@ def uncovered(engines: Iterable[str], flavour: Flavour, tool: str = "") -> froze
     return frozenset(engine for engine in engines if engine not in kept)
 
 
+def is_copied(engine: str, flavour: Flavour, tool: str) -> bool:
+    """Does a physical backup by ``tool`` (its name) hold the files of tables of ``engine``?"""
+    return engine == "InnoDB" if tool == CLONE else not uncovered([engine], flavour, tool)
+
+
 def has_rocksdb(session: Session) -> bool:
     """Is that engine loaded, with tables or without? Raises ServerError."""
     return bool(session.scalar("SELECT COUNT(*) FROM information_schema.ENGINES WHERE ENGINE = 'ROCKSDB' "

@@ -108,8 +108,10 @@ def orphans(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
 
 def restorable(backups: Iterable[BackupRecord]) -> tuple[BackupRecord, ...]:
     """Complete physical backups whose every parent is complete, too, with one destination that holds them all and has
-    none of them marked deleted; oldest first. A copy that is known to be damaged counts: the others may fill in."""
-    listed = [b for b in backups if b.state is BackupState.COMPLETE and b.kind is not BackupKind.LOGICAL]
+    none of them marked deleted, and none of them doubtful; oldest first. A copy that is known to be damaged counts: the
+    others may fill in."""
+    listed = [b for b in backups if b.state is BackupState.COMPLETE and b.kind is not BackupKind.LOGICAL
+              and not b.doubtful]
     children = _children(listed)
     pending = [(b, _places(b)) for b in listed if b.kind is BackupKind.PHYSICAL_FULL]
     found: dict[str, BackupRecord] = {}

@@ -271,8 +271,8 @@ def problems(by_id: dict[str, Stored]) -> dict[str, str]:
 def _problem(backup: Stored, by_id: dict[str, Stored], found: dict[str, str]) -> str:
     if backup.marked:
         return "it is marked deleted here"
-    if not backup.usable:
-        return "this copy is damaged"
+    if not backup.usable or backup.doubtful:
+        return "no restore of it is expected to work" if backup.usable else "this copy is damaged"
     if backup.parent is None:
         return "it is an increment of nobody knows what" if backup.kind is BackupKind.PHYSICAL_INCREMENTAL else ""
     if backup.parent not in by_id:

@@ -46,7 +46,8 @@ class Stored:
     to its witness, ``restored_at``: when one last found nothing wrong, with or without a witness; None when none did or
     a later one found it bad. ``bytes``: stored by it, shared objects included. ``place``: the
     binary log that it goes on from; None where that is not certain. ``table_set``: of a logical backup; ``missing``:
-    how many tables of it could not be dumped. ``minimum``: of its storage class, None where there is none. ``lineage``:
+    how many tables of it could not be dumped, or of a physical one: are not in it. ``doubtful``: a restore of it is not
+    expected to work. ``minimum``: of its storage class, None where there is none. ``lineage``:
     the uuid of a server that is not ours but has its name, "" for ours; ``strange``: this installation never backed it
     up.
     """
@@ -68,6 +69,7 @@ class Stored:
     minimum: Minimum | None = None
     lineage: str = ""
     strange: bool = False
+    doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,24 @@ def test_latest_passes_over_a_damaged_backup_and_says_so() -> None:
     assert any("damaged" in warning and BACKUPS[2].id in warning for warning in newest.warnings)
 
 
+def test_latest_passes_over_a_partial_backup_while_there_is_a_whole_one_and_by_name_says_what_it_lacks() -> None:
+    partial = replace(BACKUPS[2], missing=("shop.cache",))
+    chosen = plan("latest", [*BACKUPS[:2], partial])
+    assert chosen.backup_id == BACKUPS[1].id
+    assert chosen.reason.startswith("the newest restorable backup that lacks no tables")
+    assert f"--to backup:{partial.id}" in chosen.reason
+    assert plan("latest", [partial]).backup_id == partial.id
+    named = plan(f"backup:{partial.id}", [*BACKUPS[:2], partial])
+    assert any("is partial: 1 tables are not in it" in warning and "shop.cache" in warning
+               for warning in named.warnings)
+
+
+def test_a_doubtful_backup_is_chosen_by_its_name_only() -> None:
+    doubtful = replace(BACKUPS[2], doubtful="it may not be prepared")
+    assert plan("latest", [*BACKUPS[:2], doubtful]).backup_id == BACKUPS[1].id
+    assert plan(f"backup:{doubtful.id}", [*BACKUPS[:2], doubtful]).backup_id == doubtful.id
+
+
 def test_an_old_newest_backup_is_pointed_out() -> None:
     old = make_plan("shop", BACKUPS, parse_target("latest"), Preferences(), now=NOW + timedelta(days=9))
     assert any("9d" in warning for warning in old.warnings)

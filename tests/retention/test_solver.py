@@ -107,6 +107,19 @@ def test_a_dump_without_a_table_never_pushes_out_one_that_has_it() -> None:
     assert kept(solved(view([*backups[:3], replace(backups[3], marked=True)]), rules(keep_fulls=2))) == {"p1", "p2"}
 
 
+def test_a_physical_backup_that_lacks_tables_never_pushes_out_a_whole_one_nor_does_a_doubtful_one() -> None:
+    backups = [stored("p1", days_ago(1), missing=2), stored("p2", days_ago(2), missing=2),
+               stored("whole", days_ago(3), proved_at=days_ago(3)), stored("gone", days_ago(9))]
+    decisions = solved(view(backups), rules(keep_fulls=1))
+    assert kept(decisions) == {"p1", "whole"}
+    assert "with all its tables" in " ".join(ground.text for ground in of(decisions, "whole").grounds)
+    doubted = [stored("full", days_ago(2), doubtful=True), stored("one", days_ago(1), parent="full"),
+               stored("good", days_ago(3)), stored("new", days_ago(0.5))]
+    decisions = solved(view(doubted), rules(keep_fulls=2))
+    assert kept(decisions) == {"good", "new"}
+    assert of(decisions, "one").reasons[0].startswith("it builds on full: no restore of it is expected to work")
+
+
 def test_dumps_that_all_lack_a_table_are_kept_by_the_rules_like_any_other() -> None:
     assert kept(solved(view([dump(f"p{day}", day, missing=1) for day in range(1, 9)]), rules(keep_fulls=2))) == {
         "p1", "p2"}
