@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from backupd.model.clock import parse_time
 from backupd.model.errors import ObjectMissingError
 from storage import layout
 from storage.destination import Destination
@@ -19,3 +20,23 @@ def repository_id(destination: Destination) -> str | None:
         return None
     told = document.get("id") if isinstance(document, dict) else None
     return told if isinstance(told, str) and told else None
+
+
+def marker_problem(found: bytes, noted: bytes | None) -> str:
+    """Why the marker ``found`` at a place is not as it was written; "" where it is. ``noted``: what was seen there
+    earlier, None for nothing. One with another id that was made later is of a place that was made anew."""
+    if found == noted:
+        return ""
+    try:
+        document = json.loads(found)
+        same = (json.dumps(document, sort_keys=True, indent=2) + "\n").encode() == found
+        made = parse_time(document["created_at"])
+        known = isinstance(document["id"], str) and isinstance(document["format"], int | str)
+        before = json.loads(noted) if noted is not None else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "it is no marker of a repository: its bytes differ from what was written"
+    if not same or not known:
+        return "its bytes differ from what was written"
+    if before is None or (document["id"] != before["id"] and made > parse_time(before["created_at"])):
+        return ""
+    return f"it differs from what was seen there before (its id was {before['id']})"

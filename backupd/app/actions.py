@@ -159,9 +159,18 @@ def _remove(wiring: Wiring, run: JobRun) -> Result:
 
 
 def _replicate(wiring: Wiring, run: JobRun) -> Result:
+    return of_replication(replicate(wiring, run))
+
+
+def replicate(wiring: Wiring, run: JobRun) -> Replicated:
+    """Bring the destination of ``run`` up to date, with what it says of itself."""
+    from backupd.app.bootstrap import after_job
     from backupd.app.replication import bring_up_to_date
 
-    return of_replication(bring_up_to_date(wiring, run.job.server, str(run.job.arguments["destination"]), run))
+    done = bring_up_to_date(wiring, run.job.server, str(run.job.arguments["destination"]), run)
+    if done.copied:
+        after_job(wiring)
+    return done
 
 
 def of_replication(done: Replicated) -> Result:

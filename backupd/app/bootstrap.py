@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from backupd.app.configcopy import configuration_tar
-from backupd.app.copycheck import Rotten, Turn, of_server, tell
+from backupd.app.copycheck import HERE, Rotten, Turn, of_server, tell
 from backupd.app.copynote import CopyNote
 from backupd.app.incidents import Incidents, Pair
 from backupd.app.logs import say
 from backupd.app.proofkeeping import keep_proofs
-from backupd.app.recover import recover_text
+from backupd.app.recover import made_by, recover_text, rows_in, rows_of
 from backupd.app.trust import signed_servers, signing
 from backupd.app.wiring import Wiring
 from backupd.model.errors import (
     BackupdError,
     BusyError,
+    DamagedError,
     DestinationError,
     KeyUnusableError,
     LockedError,
@@ -44,6 +45,7 @@ from backupd.transfer.seal import Sealer
 from backupd.transfer.signed import SignedDestination
 from storage import layout
 from storage.destination import Destination, ObjectInfo
+from storage.marker import marker_problem
 
 KEPT = 24
 """Copies of the catalog, and of the configuration, that each installation keeps at each destination."""
@@ -51,6 +53,8 @@ KEPT_OF_EARLIER = 3
 """Copies of each earlier catalog of the installation that are kept once the present one has ``KEPT`` of its own."""
 PAUSE = timedelta(hours=1)
 """The least time between two copies of the catalog at one destination."""
+WAIT = 60.0
+"""Seconds that a job waits for another one that is just copying, so that RECOVER.md tells of both."""
 SECOND = timedelta(days=1)
 """So long after the first copy of the configuration a second one is put beside it, though nothing has changed."""
 COPIES = Pair("copies-failed", "copies-stored")
@@ -80,9 +84,11 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     """After a backup or a test restore: what is missing at the destinations is put. Never raises for their sake: what
     fails is an event, and is tried again after the next job. ``turn``: what is read again, too."""
     try:
-        told = write_copies(wiring, turn=turn)
+        told = write_copies(wiring, turn=turn, wait=WAIT)
     except BusyError:
-        return  # another job of this moment is at it
+        say("copies-failed", "another process has been copying the catalog for a minute, so nothing was put after this "
+            "job; the next one does it", level=logging.WARNING)
+        return
     except BackupdError as error:
         say("copies-failed", str(error), level=logging.WARNING)
         return
@@ -103,11 +109,12 @@ def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
                 f"{one.destination} again", subject=one.destination))
 
 
-def read_copies(wiring: Wiring, server: str | None) -> tuple[Damage, ...]:
-    """Read again all that was put at the destinations (of proofs those of ``server``); what is damaged is replaced, and
-    told. Nothing is read while another process makes copies, or where none could be made."""
+def read_copies(wiring: Wiring, server: str | None, *, whole: bool = True) -> tuple[Damage, ...]:
+    """Read again all that was put at the destinations (of proofs those of ``server``), without ``whole`` RECOVER.md
+    alone; what is damaged or stale is replaced, and told. Nothing is read while another process makes copies, or where
+    none could be made."""
     try:
-        told = write_copies(wiring, turn=of_server(server), put=False)
+        told = write_copies(wiring, turn=of_server(server) if whole else lambda _key: False, put=False)
     except BackupdError as error:
         say("copies-failed", str(error), level=logging.WARNING)
         return ()
@@ -120,14 +127,15 @@ def read_copies(wiring: Wiring, server: str | None) -> tuple[Damage, ...]:
 
 
 def write_copies(wiring: Wiring, *, now: bool = False, turn: Turn | None = None, put: bool = True,
-                 ) -> tuple[Copied, ...]:
+                 wait: float = 0.0) -> tuple[Copied, ...]:
     """Bring every destination that can be reached up to date; ``now``: also where the last copy is younger than
     ``PAUSE``. ``turn``: what is read again first, and replaced where it is damaged; with ``put`` False nothing else is.
+    ``wait``: seconds for another process that is at it.
 
     A destination that fails is told in the answer. Raises KeyUnusableError, CatalogError, RefusedError for the spool,
     BusyError when another process is at it.
     """
-    with wiring.locked("copies", "another process is just copying the catalog to the destinations"):
+    with wiring.locked("copies", "another process is just copying the catalog to the destinations", wait=wait):
         usable = wiring.usable_destinations()
         away = [Copied(name, problem=error.message) for name, error in sorted(wiring.unreachable().items())]
         spool = wiring.settings.spool
@@ -154,8 +162,6 @@ class _Writer:
         _keys, self._recipients = wiring.recipients()
         encryption = wiring.settings.encryption
         self._sealer = Sealer(self._recipients, encryption.gnupg_home, level=encryption.compression_level)
-        self._signed = signed_servers(wiring.settings)
-        self._signing = signing(wiring.settings) if self._signed else None
         self._note = CopyNote(wiring.settings.spool / _NOTE)
         self._made: dict[str, tuple[Path, str]] = {}
 
@@ -164,21 +170,25 @@ class _Writer:
         recover = False
         proofs: frozenset[str] = frozenset()
         damages: tuple[Damage, ...] | None = None
+        texts: tuple[Damage, ...] = ()
         try:
             found = Rotten(self._wiring, destination, self._note)
             if self._turn is not None:
                 found.find(self._turn, self._sources, self._folder)
                 damages = found.damages
+                if not put:
+                    texts = self._mended_text(destination)
             if put or found.keys:
                 proofs = keep_proofs(self._wiring, destination, self._sealer, found.keys)
                 configuration = self._put(destination, layout.CONFIGURATIONS, self._installation,
                                           layout.configuration_key(self._at, self._installation), found.keys)
                 catalog = self._put(destination, layout.CATALOGS, self._maker,
                                     layout.catalog_key(self._at, self._maker), found.keys)
-                if catalog or configuration or self._now or self._turn is not None:
-                    recover = self._put_text(destination)
                 found.settle(proofs)
-            damages = found.damages if self._turn is not None else None
+            if put:
+                recover = self._put_text(destination)
+                self._note_marker(destination)
+            damages = (*found.damages, *texts) if self._turn is not None else None
         except (DestinationError, KeyUnusableError) as error:
             return Copied(destination.name, catalog, configuration, recover, len(proofs), str(error), damages)
         return Copied(destination.name, catalog, configuration, recover, len(proofs), "", damages)
@@ -243,15 +253,117 @@ class _Writer:
             self._note.forget(destination.name, info.key)
 
     def _put_text(self, destination: Destination) -> bool:
-        text = recover_text(destination.name, self._wiring.settings.destination(destination.name), newest(destination),
-                            recipients=self._recipients, signing=self._signing, signed=self._signed).encode()
+        text = _text(self._wiring, destination, self._recipients)
+        digest = hashlib.sha256(text).hexdigest()
         try:
             if get_bytes(destination, layout.RECOVER) == text:
+                if self._note.get(destination.name, layout.RECOVER) != digest:
+                    self._note.set(destination.name, layout.RECOVER, digest)
                 return False
         except ObjectMissingError:
             pass
         put_bytes(destination, layout.RECOVER, text)
+        self._note.set(destination.name, layout.RECOVER, digest)
         return True
+
+    def _mended_text(self, destination: Destination) -> tuple[Damage, ...]:
+        why = _text_problem(self._wiring, destination, self._note, self._recipients)
+        if not why:
+            return ()
+        self._put_text(destination)
+        return (Damage(destination.name, layout.RECOVER, why, repaired_from=HERE),)
+
+    def _note_marker(self, destination: Destination) -> None:
+        """What the marker of the place is, so that it is known again."""
+        try:
+            marker = get_bytes(destination, layout.REPOSITORY)
+        except ObjectMissingError:
+            return  # a place that needs none
+        before = self._note.marker(destination.name)
+        if marker != before and not marker_problem(marker, before):
+            self._note.set(destination.name, layout.REPOSITORY, marker.decode())
+
+
+def _text(wiring: Wiring, destination: Destination, recipients: Sequence[str],
+          named: Mapping[str, str] | None = None) -> bytes:
+    signed = signed_servers(wiring.settings)
+    return recover_text(destination.name, wiring.settings.destination(destination.name),
+                        newest(destination) if named is None else named, recipients=recipients,
+                        signing=signing(wiring.settings) if signed else None, signed=signed).encode()
+
+
+def _stale(wiring: Wiring, destination: Destination, found: str, wanted: bytes, recipients: Sequence[str]) -> str:
+    """Why a text that we put there is not what it should say by now. That it names a backup that is gone is none of
+    it: of that others tell."""
+    named = rows_in(found)
+    late = [f"{backup_id} of {server}" for server, backup_id in sorted(newest(destination).items())
+            if named.get(server, "") < backup_id]
+    if late:
+        return f"is stale: it does not name {', '.join(late)}"
+    if made_by(found.encode()) == made_by(wanted) and _text(wiring, destination, recipients, named) != found.encode():
+        return "is stale: the configuration has changed since it was written"
+    return ""
+
+
+def _text_problem(wiring: Wiring, destination: Destination, note: CopyNote, recipients: Sequence[str]) -> str:
+    """What is wrong with RECOVER.md; "" for nothing. Where installations share a place, that of another is as good as
+    ours while it names the same backups."""
+    wanted = _text(wiring, destination, recipients)
+    noted = note.get(destination.name, layout.RECOVER)
+    try:
+        found = get_bytes(destination, layout.RECOVER)
+    except ObjectMissingError:
+        return "is missing" if noted is not None or newest(destination) else ""
+    except DamagedError as error:
+        return " ".join((error.detail or error.message).split())
+    if found == wanted:
+        return ""
+    if hashlib.sha256(found).hexdigest() == noted:
+        return _stale(wiring, destination, found.decode(), wanted, recipients)
+    rows = rows_of(newest(destination)).encode()
+    mine = hashlib.sha256(wiring.identity_key()).hexdigest()[:12]
+    shared = any(copy[1] != mine for info in destination.list(layout.CONFIGURATIONS)
+                 if (copy := layout.copy_of(info.key)) is not None)
+    if rows in found and (shared or (noted is None and made_by(found) not in (None, made_by(wanted)))):
+        return ""  # of another installation, or of an earlier version: the next job writes it anew
+    return "holds other bytes than were written, or tells of other backups than lie beside it"
+
+
+def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
+    """Of ``fsck``: what is wrong with the two documents at the top of a destination, by key. Changes nothing. Raises
+    DestinationError."""
+    note = CopyNote(wiring.settings.spool / _NOTE)
+    found = {}
+    try:
+        found[layout.REPOSITORY] = marker_problem(get_bytes(destination, layout.REPOSITORY),
+                                                  note.marker(destination.name))
+    except ObjectMissingError:
+        pass  # a place that needs none
+    except DamagedError as error:
+        found[layout.REPOSITORY] = " ".join((error.detail or error.message).split())
+    try:
+        _keys, recipients = wiring.recipients()
+    except KeyUnusableError:
+        recipients = ()  # `check` says so; without them nobody can say what the text should be
+    if recipients:
+        why = _text_problem(wiring, destination, note, recipients)
+        # A stale one the next job mends, and `verify` tells of it.
+        found[layout.RECOVER] = "" if why.startswith("is stale") else why
+    return {key: why for key, why in found.items() if why}
+
+
+def mend_marker(wiring: Wiring, destination: Destination) -> bool:
+    """Put the marker back as it was seen; was it known? Raises DestinationError."""
+    noted = CopyNote(wiring.settings.spool / _NOTE).marker(destination.name)
+    if noted is not None:
+        put_bytes(destination, layout.REPOSITORY, noted)
+    return noted is not None
+
+
+def noted_marker(wiring: Wiring, name: str) -> str:
+    """What ``repository.json`` of a destination holds, in one line; "" where that is not known."""
+    noted = CopyNote(wiring.settings.spool / _NOTE).marker(name)
+    return " ".join(noted.decode().split()) if noted is not None else ""
 
 
 def own_copies(destination: Destination, folder: str, maker: str | None = None) -> list[ObjectInfo]:

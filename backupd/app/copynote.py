@@ -35,6 +35,11 @@ class CopyNote:
         self._digests[f"{destination}/{folder}"] = digest
         self._write()
 
+    def marker(self, destination: str) -> bytes | None:
+        """The marker of the place, as it was seen there."""
+        found = self.get(destination, layout.REPOSITORY)
+        return found.encode() if found is not None else None
+
     def forget(self, destination: str, key: str) -> None:
         if self._digests.pop(f"{destination}/{key}", None) is not None:
             self._write()

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from backupd.app import retention, verification
-from backupd.app.actions import of_proof, of_replication, of_verification, perform
+from backupd.app.actions import of_proof, of_replication, of_verification, perform, replicate
 from backupd.app.deed import deed
 from backupd.app.jobs import Asked, run_here
 from backupd.app.proving import test_restore
-from backupd.app.replication import Replicated, bring_up_to_date
+from backupd.app.replication import Replicated
 from backupd.app.restores import Wishes, restore
 from backupd.app.restoring import of_restore
 from backupd.app.run import JobRun, Result
@@ -73,9 +73,8 @@ class Foreground:
                 continue  # of those that go there
             for one in [place] if place is not None else known:
                 done.append(self._do(
-                    "replicate-requested", one, JobKind.REPLICATE, name, lambda run: bring_up_to_date(
-                        wiring, run.job.server, str(run.job.arguments["destination"]), run), report, of_replication,
-                    {"destination": one}))
+                    "replicate-requested", one, JobKind.REPLICATE, name, lambda run: replicate(wiring, run), report,
+                    of_replication, {"destination": one}))
         return tuple(done)
 
     def apply_retention(self, server: str, report: Report, *, really: bool = False) -> retention.Applied:

@@ -53,8 +53,7 @@ def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str]
         version=version("backupd"), words=place.words, needs=place.needs, settings=place.settings.strip(),
         recipients=_bullets(recipients), first=servers[0] if servers else "NAME", name=name,
         signers=_SIGNERS.format(keys=_bullets(signing.trusted)) if signing is not None else "",
-        rows="\n".join(f"- `{server}`: `{layout.runbook_key(server, newest[server])}`"
-                       for server in servers) or "- none",
+        rows=rows_of(newest),
         destinations=_here({name: place.fields}), encryption=_here(encryption), policy=_here(policy),
         signed_policy=_here({**policy, "signed": True}),
         servers=_here({server: {"policy": "signed" if server in signed else "unsigned", "owner": "@@OWNER@@"}
@@ -64,6 +63,24 @@ def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str]
         back=bring_back_text(config, name) if isinstance(config, S3Config) else "",
         cold_by_hand=_COLD_BY_HAND if _cold(config) else "", by_hand=place.by_hand.strip(),
         server_folders=layout.SERVERS, configurations=layout.CONFIGURATIONS, catalogs=layout.CATALOGS)
+
+
+def rows_of(newest: Mapping[str, str]) -> str:
+    """The list of the newest backup of each server, as the text has it."""
+    return "\n".join(f"- `{server}`: `{layout.runbook_key(server, newest[server])}`"
+                     for server in sorted(newest)) or "- none"
+
+
+def rows_in(text: str) -> dict[str, str]:
+    """What ``rows_of`` made of it."""
+    found = re.findall(r"^- `([^`]+)`: `([^`]+)`$", text, re.MULTILINE)
+    return {server: owner[1] for server, key in found if (owner := layout.backup_of(key)) is not None}
+
+
+def made_by(text: bytes) -> str | None:
+    """The version that wrote a text; None where that is not told."""
+    found = re.search(rb"made by backupd (\S+?)[.] ", text)
+    return found[1].decode() if found else None
 
 
 def _place(name: str, config: DestinationConfig) -> _Place:
@@ -181,8 +198,9 @@ _TEXT = """\
 # Recovery from nothing but this
 
 {words} holds backups of MySQL or MariaDB servers, made by backupd {version}. Everything in it but this text, the
-runbooks, and lists of sizes and digests is encrypted. This text is written anew after each backup. It holds no secret,
-and no key is needed to read it.
+runbooks, and lists of sizes and digests is encrypted. This text is written anew after each backup and after each copy
+of one to here; `backupd verify` compares it with what lies beside it. It holds no secret, and no key is needed to read
+it.
 
 ## What you need
 

@@ -203,17 +203,23 @@ class Service:
     def delete(self, backup_id: str, *, now: bool = False, with_increments: bool = False) -> Deleted:
         """``held`` of the answer is empty when it is gone (or only marked, without ``now``)."""
         from backupd.app import deletion
+        from backupd.app.bootstrap import after_job
 
         how = [word for word, wanted in (("at once", now), ("with its increments", with_increments)) if wanted]
         with self._of_backup("backup-deleted", backup_id, detail=", ".join(how)):
-            return deletion.delete(self._wiring, backup_id, now=now, with_increments=with_increments)
+            done = deletion.delete(self._wiring, backup_id, now=now, with_increments=with_increments)
+            after_job(self._wiring)  # what destinations say of themselves may name it
+            return done
 
     def undelete(self, backup_id: str) -> list[str]:
         """Gives the ids that came back: what it builds on comes with it."""
         from backupd.app import deletion
+        from backupd.app.bootstrap import after_job
 
         with self._of_backup("backup-undeleted", backup_id):
-            return deletion.undelete(self._wiring, backup_id)
+            back = deletion.undelete(self._wiring, backup_id)
+            after_job(self._wiring)
+            return back
 
     def retention(self, server: str) -> tuple[Decisions, ...]:
         """What the rules say of every backup of the server, for each destination; changes nothing."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from backupd.app.adopt import STRANGE_HINT, adopt_unknown
-from backupd.app.bootstrap import read_copies
+from backupd.app.bootstrap import mend_marker, noted_marker, read_copies, texts_problems
 from backupd.app.deletion import expected_at, forget_swept, sweep_destination
 from backupd.app.jobs import abandon_dead
 from backupd.app.logcheck import examine_logs, repair_logs
@@ -78,7 +78,8 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
     for destination in usable:
         for owner in [server] if server is not None else _servers(wiring, destination):
             results.append(scrub_server(wiring, destination, owner, rotation, report))
-    copies = read_copies(wiring, server) if rotation.is_whole else ()
+    copies = read_copies(wiring, server, whole=rotation.is_whole)
+    copies = (*copies, *_markers(wiring, usable))
     gone = _out_of_reach(wiring, server, {destination.name for destination in usable})
     names = {name for one in results for name in one.backups}
     return VerifyOutcome(
@@ -86,6 +87,21 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
         (*(damage for one in results for damage in one.damages), *copies, *gone), sum(one.binlogs for one in results),
         sum(one.cold for one in results), sum(one.unseen for one in results),
         tuple(one.sample for one in results if one.sample), look_back(wiring, server))
+
+
+def _markers(wiring: Wiring, usable: Iterable[Destination]) -> tuple[Damage, ...]:
+    """Markers of places that are not as they were written."""
+    found = [(destination, texts_problems(wiring, destination).get(layout.REPOSITORY, "")) for destination in usable]
+    return tuple(Damage(destination.name, layout.REPOSITORY, why, trouble="`backupd fsck --repair` puts it back")
+                 for destination, why in found if why)
+
+
+def _texts(wiring: Wiring, destination: Destination) -> list[Finding]:
+    """What is wrong at the top of a destination."""
+    known = bool(noted_marker(wiring, destination.name))
+    return [Finding(Invariant.MARKER_INTACT if key == layout.REPOSITORY else Invariant.RECOVER_CURRENT, key, why,
+                    repairable=key == layout.RECOVER or known)
+            for key, why in sorted(texts_problems(wiring, destination).items())]
 
 
 def _servers(wiring: Wiring, destination: Destination) -> list[str]:
@@ -117,7 +133,9 @@ def _why_out_of_reach(wiring: Wiring, places: Iterable[str]) -> dict[str, str]:
             error = silent[name]
             found[name] = " ".join(": ".join(filter(None, (error.message, error.detail, error.hint))).split())
         elif name in wiring.settings.destinations:
-            found[name] = "its folder is empty or no repository: is its file system mounted?"
+            marker = noted_marker(wiring, name)
+            found[name] = "its folder is empty or no repository: is its file system mounted?" + (
+                f" Where only {layout.REPOSITORY} is gone, put it back: {marker}" if marker else "")
         else:
             found[name] = "it is not configured any more: put it back, or `backupd backups delete ID` forgets a copy"
     return found
@@ -160,22 +178,28 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
         body = _body_reader(wiring, destination)
         if mend:
             before = [*examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
-                      *_marks(wiring, destination)]
+                      *_marks(wiring, destination), *_texts(wiring, destination)]
             before += examine_logs(wiring, destination)
+            for item in before:
+                if item.invariant is Invariant.MARKER_INTACT:
+                    mend_marker(wiring, destination)
             adopt_unknown(wiring, destination)
             repair_logs(wiring, destination)
             sweep_destination(wiring, destination)
             _forget_gone(wiring, destination)
             after = repair(destination, _views(wiring, destination), clock=wiring.clock, read_body=body,
                            dying=believed(wiring, destination)[1])
-            remaining = [*after.left, *_marks(wiring, destination), *examine_logs(wiring, destination)]
+            if any(item.invariant is Invariant.RECOVER_CURRENT for item in _texts(wiring, destination)):
+                read_copies(wiring, None, whole=False)
+            remaining = [*after.left, *_marks(wiring, destination), *examine_logs(wiring, destination),
+                         *_texts(wiring, destination)]
             left = {(item.invariant, item.subject) for item in remaining}
             repaired += [(destination.name, item) for item in before if (item.invariant, item.subject) not in left]
             found += [(destination.name, item) for item in remaining]
         else:
             found += [(destination.name, item) for item in (
                 *examine(destination, _views(wiring, destination), clock=wiring.clock, read_body=body),
-                *_marks(wiring, destination), *examine_logs(wiring, destination))]
+                *_marks(wiring, destination), *examine_logs(wiring, destination), *_texts(wiring, destination))]
     found += _unreachable(wiring)
     return FsckOutcome(tuple(found), tuple(repaired))
 

@@ -64,7 +64,7 @@ def rebuild(
 def copy(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """Copy catalog, configuration and proofs, sealed, and RECOVER.md to every destination now.
 
-    Backups do that by themselves, at most once an hour.
+    Jobs do that by themselves: of the catalog at most once an hour, of the rest whenever it changed.
     """
     with session(context, config, as_json) as run:
         told = run.service.upkeep.copy()

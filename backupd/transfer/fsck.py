@@ -20,6 +20,8 @@
     segment-is-stored       every segment that the catalog expects here is here (asked by the application)
     catalog-intact          the catalog's database finds nothing wrong with itself (asked by the application)
     mark-matches-catalog    what is marked deleted here is deleted in the catalog (asked by the application)
+    marker-intact           the marker of the destination is as it was written (asked by the application)
+    recover-text-current    RECOVER.md is there and tells of what lies beside it (likewise)
     one-server-of-a-name    all backups under a server's name are of a server that was backed up here (likewise)
 
 This looks at names and sizes; whether the bytes are still those that were stored is the business of ``verify``.
@@ -71,6 +73,8 @@ class Invariant(StrEnum):
     SEGMENT_IS_STORED = "segment-is-stored"
     CATALOG_INTACT = "catalog-intact"
     MARK_MATCHES_CATALOG = "mark-matches-catalog"
+    MARKER_INTACT = "marker-intact"
+    RECOVER_CURRENT = "recover-text-current"
     ONE_SERVER_OF_A_NAME = "one-server-of-a-name"
 
 

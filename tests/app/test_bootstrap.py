@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import tarfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app import bootstrap
-from backupd.app.bootstrap import after_job, own_copies, read_copies, write_copies
+from backupd.app.bootstrap import after_job, mend_marker, own_copies, read_copies, texts_problems, write_copies
 from backupd.app.copycheck import HERE, of_today
 from backupd.app.recover import recover_text
 from backupd.app.settings import load_settings
@@ -202,6 +203,50 @@ def test_a_catalog_that_does_not_know_a_proof_is_no_reason_to_take_it_away(wirin
         write_copies(replace(wiring, catalog=fresh))
     assert len(list(proofdoc.listed(wiring.destination("local")))) == 0, "of a backup that is gone there, and long ago"
     assert len(list(proofdoc.listed(wiring.destination("offsite")))) == 1, "no backup there says anything"
+
+
+def test_the_text_follows_each_backup_and_a_look_finds_it_stale_altered_or_missing(
+        wiring: Wiring, tmp_path: Path) -> None:
+    text = tmp_path / "offsite" / "RECOVER.md"
+    after_job(wiring)
+    Stock(wiring.destination("offsite"), server=SERVER).add(1, {"a": b"a"})
+    passes(wiring, HOUR / 60)
+    after_job(wiring)
+    assert layout.runbook_key(SERVER, backup_id(1)) in text.read_text()
+    assert read_copies(wiring, None, whole=False) == ()
+    right = text.read_bytes()
+    for wrong in (b"", bytes(len(right)), right[:-1], right + b"x", right.replace(b"latest", b"newest", 1), None):
+        if wrong is None:
+            text.unlink()
+        else:
+            text.write_bytes(wrong)
+        assert set(texts_problems(wiring, wiring.destination("offsite"))) == {layout.RECOVER}
+        (damage,) = read_copies(wiring, None, whole=False)
+        assert (damage.destination, damage.key, damage.repaired_from) == ("offsite", layout.RECOVER, HERE)
+        assert text.read_bytes() == right
+    Stock(wiring.destination("offsite"), server="another").add(2, {"a": b"a"})
+    (damage,) = read_copies(wiring, None)
+    assert "stale" in damage.problem
+    assert layout.runbook_key("another", backup_id(2)) in text.read_text()
+    assert '"another"' in text.read_text(), "the configuration for the recovery names it, too"
+
+
+def test_the_marker_of_a_place_is_known_again_and_put_back(wiring: Wiring, tmp_path: Path) -> None:
+    marker, there = tmp_path / "local" / "repository.json", wiring.destination("local")
+    right = marker.read_bytes()
+    altered = right.replace(json.loads(right)["id"].encode(), b"0" * 32)
+    flipped = [bytes([*right[:place], right[place] ^ 4, *right[place + 1:]]) for place in range(len(right))]
+    after_job(wiring)
+    assert texts_problems(wiring, there) == {}
+    for wrong in (b"", bytes(len(right)), right + b" ", right + b"\n", altered, *flipped[::7]):
+        marker.write_bytes(wrong)
+        after_job(wiring)
+        assert set(texts_problems(wiring, there)) == {layout.REPOSITORY}, wrong
+    assert mend_marker(wiring, there)
+    assert marker.read_bytes() == right
+    later = {**json.loads(right), "created_at": "2027-01-01T00:00:00Z", "id": "1" * 32}
+    marker.write_text(json.dumps(later, sort_keys=True, indent=2) + "\n")
+    assert texts_problems(wiring, there) == {}, "a place that was made anew is no damage"
 
 
 def flip(wiring: Wiring, place: str, key: str) -> bytes:
