@@ -18,7 +18,7 @@ from backupd.app.logs import say
 from backupd.app.retention import relieve
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
-from backupd.app.taking import behind, clock_warning, record_of
+from backupd.app.taking import add_row, behind, clock_warning, record_of
 from backupd.app.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.config import collect
@@ -212,7 +212,7 @@ def record_backup(wiring: Wiring, spec: PhysicalSpec, taken: Taken, limits: tupl
     if taken.problem:
         warnings = (*warnings, f"no witness was read, so a test restore has nothing to compare with: {taken.problem}")
     record = record_of(spec, header, facts, warnings)
-    wiring.catalog.backups.add(record)
+    add_row(wiring, spec, record)
     if taken.witness is not None:
         wiring.catalog.witnesses.add(new_id(wiring.clock()), taken.witness, backup_id=record.id)
     return record

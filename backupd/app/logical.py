@@ -14,7 +14,7 @@ from backupd.app.identity import meet, problem_of, reason_of
 from backupd.app.limits import throttled
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
-from backupd.app.taking import behind, clock_warning, record_of
+from backupd.app.taking import add_row, behind, clock_warning, record_of
 from backupd.app.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.config import collect
@@ -59,7 +59,7 @@ def dump_tables(wiring: Wiring, server: ServerSettings, run: JobRun, destination
     record = record_of(spec, outcome.header, outcome.facts,
                        (*outcome.facts.warnings, *brake.warnings, *_missing_lines(outcome.dump.failed),
                         *_skipped_lines(outcome.dump.skipped)))
-    wiring.catalog.backups.add(record)
+    add_row(wiring, spec, record)
     record = replace(record, apart=met is not None and met.is_stranger)
     return record, problem_of(met, record) or _problem(record, outcome.dump.failed)
 

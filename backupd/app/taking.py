@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from datetime import timedelta
 
 from backupd.app.wiring import Wiring
 from backupd.backup.commit import BackupSpec
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
+from backupd.model.errors import RefusedError
 from backupd.model.manifest import BodyFacts, Header, encode_header
 from backupd.model.units import format_duration
+from backupd.transfer.manifestio import get_bytes
+from storage import layout
 
 
 def behind(wiring: Wiring, server: str) -> timedelta:
@@ -29,6 +33,28 @@ def clock_warning(late: timedelta) -> tuple[str, ...]:
         return ()
     text = f"this host's clock stands {format_duration(late.total_seconds())} before the end of the newest backup"
     return (f"{text}: the recorded times of this one follow that one, not the clock",)
+
+
+def add_row(wiring: Wiring, spec: BackupSpec, record: BackupRecord) -> None:
+    """Write the row of a backup that was committed just now. Between its manifest and its row another process may have
+    taken it in; then its row gives way to this one, which knows more, where every destination has the very manifest
+    that was stored.
+
+    Raises RefusedError where one has another manifest of that id, DestinationError.
+    """
+    try:
+        wiring.catalog.backups.add(record)
+    except RefusedError:
+        for destination in spec.destinations:
+            found = hashlib.sha256(get_bytes(destination, layout.manifest_key(record.server, record.id))).hexdigest()
+            if found != record.manifest:
+                raise RefusedError(f"backup {record.id} is in the catalog already, and its manifest at destination "
+                                   f"{destination.name} is not the one that was stored just now",
+                                   detail=f"SHA-256 {found} where {record.manifest} was stored",
+                                   hint="look who writes there; then take the backup again") from None
+        known = wiring.catalog.backups.get(record.id)
+        copies = {copy.destination: copy for copy in (*known.copies, *record.copies)}
+        wiring.catalog.backups.add(replace(record, copies=tuple(copies.values()), pinned=known.pinned), replace=True)
 
 
 def record_of(spec: BackupSpec, header: Header, facts: BodyFacts, warnings: tuple[str, ...]) -> BackupRecord:

@@ -1,0 +1,48 @@
+"""The row of a backup that another process took in between its manifest and its row."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from backupd.app.adopt import adopt_unknown
+from backupd.app.taking import add_row
+from backupd.app.wiring import Wiring
+from backupd.backup.commit import BackupSpec
+from backupd.model.errors import RefusedError
+from storage import layout
+from tests.app.logstore import SERVER, wired
+from tests.support.keys import Keys
+from tests.transfer.stock import Stock, backup_id
+
+
+@pytest.fixture
+def wiring(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
+    with wired(tmp_path, keys) as found:
+        yield found
+
+
+def test_a_row_that_was_taken_in_gives_way_to_that_of_the_run_where_the_manifest_is_the_very_one(
+        wiring: Wiring) -> None:
+    there = wiring.destination("local")
+    Stock(there, server=SERVER).add(1, {"a": b"a"})
+    key = layout.manifest_key(SERVER, backup_id(1))
+    with there.get(key) as stream:
+        raw = stream.read()
+    assert adopt_unknown(wiring, there) == [backup_id(1)]
+    taken_in = wiring.catalog.backups.get(backup_id(1))
+    assert taken_in.manifest == ""
+    spec: Any = SimpleNamespace(destinations=(there,))
+    mine = replace(taken_in, manifest=hashlib.sha256(raw).hexdigest(), warnings=("what the run knows",))
+    add_row(wiring, cast("BackupSpec", spec), mine)
+    assert wiring.catalog.backups.get(backup_id(1)) == mine
+    there.put(key, io.BytesIO(raw + b" "))
+    with pytest.raises(RefusedError, match="is not the one that was stored just now"):
+        add_row(wiring, cast("BackupSpec", spec), mine)
