@@ -15,6 +15,7 @@ from backupd.app.replication import Replicated
 from backupd.app.restores import Wishes, restore
 from backupd.app.restoring import of_restore
 from backupd.app.run import JobRun, Result
+from backupd.app.scope import require_known
 from backupd.app.tables import restore_tables
 from backupd.app.tableways import TableWishes
 from backupd.app.wiring import Wiring
@@ -44,6 +45,7 @@ class Foreground:
         policy says. Raises whatever keeps it from being taken; a backup with tables missing is taken."""
         from backupd.app.protection import with_protection
 
+        self._wiring.settings.server(server)
         asked = {"set": table_set, "tables": list(tables)}
         done = self._do("backup-requested", str(kind), JobKind(kind), server, lambda run: perform(self._wiring, run),
                         report, lambda result: result, {name: value for name, value in asked.items() if value})
@@ -78,6 +80,7 @@ class Foreground:
         return tuple(done)
 
     def apply_retention(self, server: str, report: Report, *, really: bool = False) -> retention.Applied:
+        require_known(self._wiring, server)
         return self._do("retention-applied", "really" if really else "", JobKind.RETENTION, server,
                         lambda run: retention.apply(self._wiring, server, run, really=really), report)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backupd.app.scope import see, seen
+from backupd.app.scope import require_known, see, seen
 from backupd.app.wiring import Wiring
 from backupd.catalog.listed import EVER, Listed, Span
 from backupd.model.access import Actor
@@ -114,4 +114,7 @@ class Listings:
         return validate(self._wiring, text, name)
 
     def _seen(self, server: str | None) -> tuple[str, ...] | None:
-        return seen(self._actor, server)
+        found = seen(self._actor, server)
+        if server is not None:
+            require_known(self._wiring, server)
+        return found

@@ -24,6 +24,17 @@ def require_all(actor: Actor) -> None:
         raise ForbiddenError("this is for those who see every server", hint="name one of yours")
 
 
+def require_known(wiring: Wiring, server: str) -> None:
+    """Raises UnknownNameError for a server that is neither configured nor in the catalog with backups, binary logs or
+    jobs: it was typed wrong. Those that were configured once are known."""
+    if server in wiring.settings.servers:
+        return
+    catalog = wiring.catalog
+    if not (catalog.backups.list(server, limit=1) or server in catalog.binlogs.servers()
+            or catalog.jobs.list(server, limit=1)):
+        wiring.settings.server(server)
+
+
 def seen(actor: Actor, server: str | None) -> tuple[str, ...] | None:
     """The servers whose rows a list may have: ``server``, or every one (None). Raises NotFoundError."""
     if server is None:

@@ -15,7 +15,7 @@ from backupd.app.asking import Requests
 from backupd.app.auditing import command_line
 from backupd.app.deed import Deed, deed
 from backupd.app.listing import Listings
-from backupd.app.scope import require_all, scoped, see
+from backupd.app.scope import require_all, require_known, scoped, see
 from backupd.app.settings import held_settings, load_settings
 from backupd.app.telling import Telling
 from backupd.app.upkeep import Upkeep
@@ -149,7 +149,9 @@ class Service:
 
     def jobs(self, server: str | None, *, kind: str | None = None, state: JobState | None = None,
              limit: int | None = None) -> tuple[JobRecord, ...]:
-        """Newest first. Jobs of servers that are not configured any more are still told."""
+        """Newest first. Jobs of servers that are not configured any more are still told. Raises UnknownNameError."""
+        if server is not None:
+            require_known(self._wiring, server)
         most = limit if self.actor.servers is None else None
         found = self._wiring.catalog.jobs.list(server, kind=kind, state=state, limit=most)
         return tuple(job for job in found if self.actor.sees(job.server))[:limit]
@@ -308,6 +310,8 @@ class Service:
         """Every thaw that the catalog remembers, newest first; those that wait are looked at where it is time."""
         from backupd.app.thawing import thaws
 
+        if server is not None:
+            require_known(self._wiring, server)
         return [(job, thawing) for job, thawing in thaws(self._wiring, server) if self.actor.sees(job.server)]
 
     def raise_thaw(self, job_id: str, tier: str) -> tuple[JobRecord, Thawing]:

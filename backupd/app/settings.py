@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.engine.client import Connection
-from backupd.model.errors import ConfigurationError, NotFoundError, Problem
+from backupd.model.errors import ConfigurationError, Problem, UnknownNameError
 from backupd.transfer.brake import Brake
 from policies.access import Api
 from policies.alerts import Alerts
@@ -152,19 +152,19 @@ class Settings:
         return self.configuration.api
 
     def server(self, name: str) -> ServerSettings:
-        """Raises NotFoundError."""
+        """Raises UnknownNameError."""
         config = self.servers.get(name)
         if config is None:
-            raise NotFoundError(f"no server {name!r} in {self.file}{suggestion(name, self.servers)}",
-                                hint="servers are named under `servers:` in the configuration file")
+            raise UnknownNameError(f"no server {name!r} in {self.file}{suggestion(name, self.servers)}",
+                                   hint="servers are named under `servers:` in the configuration file")
         return ServerSettings(name, self.file, config, self.destinations, self.policies.get(config.policy),
                               self.broken.get(config.policy, ()))
 
     def destination(self, name: str) -> DestinationSettings:
-        """Raises NotFoundError."""
+        """Raises UnknownNameError."""
         if name not in self.destinations:
-            raise NotFoundError(f"no destination {name!r} in {self.file}{suggestion(name, self.destinations)}",
-                                hint="destinations are named under `destinations:` in the configuration file")
+            raise UnknownNameError(f"no destination {name!r} in {self.file}{suggestion(name, self.destinations)}",
+                                   hint="destinations are named under `destinations:` in the configuration file")
         return self.destinations[name]
 
     def unused(self) -> tuple[Problem, ...]:

@@ -120,6 +120,12 @@ class NotFoundError(BackupdError):
     problem_type = "not-found"
 
 
+class UnknownNameError(NotFoundError):
+    """A name that the configuration does not have: it was typed wrong."""
+
+    exit_code = 2
+
+
 class ToolError(BackupdError):
     retryable = True
     problem_type = "tool-failed"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backupd.app.holds import Held, Paused
 from backupd.app.retention import Applied
+from backupd.catalog.session import open_catalog
 from backupd.cli.main import main
 from backupd.model.hold import Hold, HoldKind
 from backupd.model.progress import Report
 from backupd.retention.decisions import Decisions
 from backupd.retention.solver import solve
+from tests.app.house import Office
 from tests.cli.fake import FakeService
 from tests.retention.histories import NOW, rules, stored, view
 
@@ -109,3 +112,16 @@ def test_the_kill_switch_names_each_job_and_fails_where_one_was_not_reached(
 def test_what_is_not_clear_is_wrong_usage(asked: list[Any], argv: list[str]) -> None:
     assert main(argv) == 2
     assert asked == []
+
+
+def test_a_server_that_nobody_knows_is_wrong_usage_and_makes_no_job(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    office = Office(tmp_path)
+    settings = office.write()
+    open_catalog(settings.catalog).close()
+    for words in (["retention", "db11"], ["retention", "db11", "--apply"], ["jobs", "list", "db11"], ["thaw", "db11"],
+                  ["backup", "db11"], ["timeline", "db11"], ["server", "accept", "db11"], ["replicate", "db11"]):
+        assert main([*words, "--config", str(office.file)]) == 2, words
+        assert "did you mean `db1`?" in capsys.readouterr().err
+    with open_catalog(settings.catalog) as catalog:
+        assert catalog.jobs.list() == ()
