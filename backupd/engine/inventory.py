@@ -19,7 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -239,6 +239,15 @@ class Stocktaking:
         """Those of ``tables`` whose files must be in the stream."""
         return tuple(table for table in self.tables or ()
                      if not self._twice or table.engine != _INNODB or table in self._earlier)
+
+    @property
+    def inventory(self) -> tuple[BaseTable, ...] | None:
+        """``tables`` for the manifest: those of which no file is ``due`` have no ``space``. None where that is not all
+        of them."""
+        if self.tables is None or not self.is_whole:
+            return None
+        due = frozenset(self.due)
+        return tuple(table if table in due else replace(table, space=None) for table in self.tables)
 
     def has_owner(self, path: str) -> bool:
         """Is ``path``, which the tool removed, a file of what there was at the moment: the definition of a table or

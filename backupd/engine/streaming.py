@@ -172,7 +172,7 @@ class StreamingCapture:
             for event in stock.fetch(table, sorted(contents.paths)):
                 contents.take(event)
                 yield event
-        self._stock = Stock(stock.tables if known else None,
+        self._stock = Stock(stock.inventory,
                             tuple(table for table in wrong if table.name not in stock.fetched), tuple(stock.fetched),
                             swapped(contents.renamed), stock.problem)
 

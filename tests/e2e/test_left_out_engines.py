@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -11,8 +11,10 @@ from backupd.app.run import JobRun, Result
 from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.engine import census
+from backupd.engine import census, streaming
+from backupd.model.errors import TablesChangedError
 from backupd.model.ids import new_id
+from backupd.model.inventory import BaseTable
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.manifest import decode_header
 from backupd.model.progress import silent
@@ -71,3 +73,43 @@ def test_the_logical_leg_takes_them_though_nothing_includes_them_and_then_nothin
     result = run(wiring, JobKind.FULL)
     assert (result.problem, result.partial) == (None, False)
     assert wiring.catalog.backups.get(result.id).tables_missing == 0
+
+
+@pytest.mark.parametrize("witnessed", [True, False])
+def test_a_backup_that_loses_a_table_each_time_is_taken_three_times_and_is_partial(
+        house: House, wiring: Wiring, monkeypatch: pytest.MonkeyPatch, witnessed: bool) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("BACKUPD_RUNTIME", str(house.base / "run"))
+    if witnessed:
+        house.policy_extra = "witness: {max_duration: 1m}\n"
+        house.write()
+        wiring = Wiring(load_settings(house.config), wiring.catalog)
+    attempts: list[int] = []
+
+    def lost(tables: Iterable[BaseTable], *_args: object) -> tuple[BaseTable, ...]:
+        attempts.append(1)
+        return tuple(table for table in tables if table.name.shown == LEFT_OUT)
+
+    monkeypatch.setattr(streaming, "absent", lost)
+    result = run(wiring, JobKind.FULL)
+    assert len(attempts) == 3
+    assert (result.partial, result.accepted) == (True, False), "another attempt may have it"
+    assert result.problem is not None
+    assert "1 table is missing" in result.problem.message
+    assert LEFT_OUT in result.problem.detail
+    record = wiring.catalog.backups.get(result.id)
+    assert (record.tables_missing, record.missing) == (1, (LEFT_OUT,))
+    assert sum("was taken again" in warning for warning in record.warnings) == 2
+    assert decode_header(house.manifest(result.id).read_bytes()).tables_missing == 1
+    assert "1 tables are missing" in house.manifest(result.id).with_name("RUNBOOK.md").read_text()
+    assert house.fsck() == []
+
+
+def test_a_backup_that_loses_a_table_of_innodb_each_time_fails_and_leaves_nothing(
+        house: House, wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "absent", lambda tables, *_args: tuple(
+        table for table in tables if table.name.shown == "shop.orders"))
+    with pytest.raises(TablesChangedError, match=r"left out 1 table .*: shop\.orders"):
+        run(wiring, JobKind.FULL)
+    assert wiring.catalog.backups.list(SERVER) == ()
+    assert house.fsck() == []
