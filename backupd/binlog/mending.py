@@ -130,6 +130,9 @@ class Mender:
                 and _digest(second.path, first.found.size) == first.digest)
 
     def _take(self, doubt: Doubt, file: Spooled, copy: _Copy) -> None:
+        if copy.found.size < file.size and self._is_only_a_part(copy):
+            # A server that is shut down ends a copy as if it were whole.
+            raise DamagedCopyError(file.name, self._source.address, f"only {copy.found.size} bytes of it came")
         if not self._is_the_same(doubt, file, copy):
             self._spool.judge(doubt, "the server has another file of this name now")
             return
@@ -143,6 +146,11 @@ class Mender:
         self._tell(StreamEvent(
             StreamEventKind.MENDED, self._clock(), f"{file.name} of {self._server} was damaged in the spool behind byte"
             f" {doubt.good}, and was fetched from the server again: nothing is missing", detail=doubt.why))
+
+    def _is_only_a_part(self, copy: _Copy) -> bool:
+        if ending_of(copy.path, copy.found.size) is not Ending.CUT:
+            return False
+        return any(log.name == copy.path.name and log.size > copy.found.size for log in self._look().logs)
 
     def _is_the_same(self, doubt: Doubt, file: Spooled, copy: _Copy) -> bool:
         """Is it the file that is here? By the bytes that can be read here. Where these are none, a file of the branch

@@ -42,7 +42,7 @@ class HoldsBackError(ToolError):
         named = tool.version_text if tool.path in tool.version_text else f"{tool.path} ({tool.version_text})"
         super().__init__(
             f"{named} holds back the end of each binary log, so the last transactions of a quiet server would not be "
-            "archived: its binary log is not streamed",
+            "archived: its binary log is not streamed until the mysqlbinlog of MySQL 5.7.26 or later is installed",
             detail=f"{PATIENCE:.0f} s after the server had sent them the bytes were not in the file, as with MySQL 5.6 "
                    "and 5.7 before 5.7.26",
             hint="install the mysqlbinlog of MySQL 5.7.26 or later or of 8.0, which copies the logs of older servers "

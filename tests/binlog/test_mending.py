@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog.archive import Archiver
+from backupd.binlog.mending import Mender
+from backupd.binlog.readable import DamagedCopyError, read, scan_to
 from backupd.binlog.spool import Spooled
 from backupd.binlog.status import StreamEventKind, StreamState
-from backupd.model.binlog import SegmentKey
+from backupd.engine.binlogsource import BinlogSource
+from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server import Position
 from backupd.recovery.runs import without
 from backupd.transfer import segments
@@ -31,6 +34,7 @@ from tests.binlog.streaming import (
     make_server,
     plain,
     prepare,
+    through_socket,
     until,
 )
 from tests.support.server import Server
@@ -312,3 +316,34 @@ def test_a_copy_that_is_damaged_at_the_server_later_leaves_what_came_before_as_i
         assert SegmentKey(gap.branch, 1, 0, len(whole)) in archive.books.of("one")
 
 
+
+
+def test_a_copy_that_ends_too_early_mends_nothing(server: Server, tmp_path: Path) -> None:
+    """As one does whose server was shut down meanwhile: the program ends well, and what came can be read."""
+    with Streaming(server, tmp_path / "spool") as streaming:
+        streaming.has_all(server)
+        rotate(server, 1)
+        streaming.has_all(server)
+    bad = streaming.spool.files()[0]
+    whole = plain(server.datadir / bad.name)
+    flip(bad.path, 3_000)
+    spool = streaming.spool
+    copies = [whole[:scan_to(server.datadir / bad.name, len(whole) - 2_100).end], whole]
+
+    def fetch(name: str) -> Path:
+        spool.clear_incoming()
+        (spool.incoming / name).write_bytes(copies.pop(0))
+        return spool.incoming / name
+
+    source = BinlogSource(through_socket(server))
+    mender = Mender("db1", source, spool, fetch=fetch, look=source.look, clock=lambda: datetime.now(UTC),
+                    tell=lambda _event: None)
+    doubt = spool.doubt(bad, read(bad.path).end, "the checksum is wrong")
+    with pytest.raises(DamagedCopyError, match="is damaged") as part:
+        mender.mend(doubt)
+    assert "bytes of it came" in part.value.detail
+    assert spool.doubts() == (doubt,)
+    mender.mend(doubt)
+    assert spool.doubts() == ()
+    assert plain(bad.path) == whole
+    assert spool.files()[0].ended is Ending.ROTATED
