@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from backupd.app.logstatus import stream_of
 from backupd.app.timeline import timeline
 from backupd.app.wiring import Wiring, owner
 from backupd.catalog.session import open_catalog
 from backupd.model.clock import format_time
+from backupd.model.identity import Identity, Verdict
+from restore.beyond import LIMIT, Stream
 from tests.app.house import GOLD, Clock, Office
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -60,3 +63,44 @@ def test_a_destination_that_is_out_of_reach_or_late_is_told(wiring: Wiring) -> N
 def test_where_the_policy_asks_for_no_stream_nothing_is_missed(short_tmp: Path) -> None:
     with open_catalog(Office(short_tmp).write().catalog) as catalog:
         assert timeline(Wiring(Office(short_tmp).write(), catalog, Clock(NOW)), "db1").warnings == ()
+
+
+def seen(wiring: Wiring, state: str, *, since: datetime = NOW, **more: object) -> Stream:
+    wiring.catalog.binlogs.set_stream_state("db1", {
+        "state": state, "since": format_time(since), "error": "", "trouble": "", "destinations": {}, "owner": owner(),
+        **more}, NOW)
+    found = stream_of(wiring, wiring.settings.server("db1"))
+    assert found is not None
+    return found
+
+
+def test_a_plan_knows_whether_a_stream_failed_or_its_server_is_only_out_of_reach(wiring: Wiring) -> None:
+    never = stream_of(wiring, wiring.settings.server("db1"))
+    assert never is not None
+    assert (never.limit, never.failed) == (None, False), "a catalog that was made anew knows of no stream"
+    well = seen(wiring, "streaming")
+    assert (well.trouble, well.failed, well.unseen_since, well.limit, well.promised) == ("", False, None, LIMIT, False)
+    assert seen(wiring, "failed", error="denied").failed
+    before = NOW - timedelta(hours=3)
+    away = seen(wiring, "waiting", since=before, error="the server cannot be reached", away=True)
+    assert (away.failed, away.unseen_since) == (False, before)
+    stuck = seen(wiring, "waiting", since=before, error="a file is damaged", away=False)
+    assert (stuck.failed, stuck.unseen_since) == (False, None), "it counts by its age"
+    for ended, why in (("failed", "denied"), ("waiting", "a file is damaged")):
+        over = seen(wiring, "stopped", ended=ended, error=why)
+        assert over.failed
+        assert over.trouble.endswith(f"; it had failed: {why}")
+    assert not seen(wiring, "stopped", ended="waiting", error="the server cannot be reached", away=True).failed
+    assert not seen(wiring, "stopped", ended="streaming").failed
+
+
+def test_a_stream_of_another_server_is_none_of_this_one(wiring: Wiring) -> None:
+    ours = Identity("db1", "ours", Verdict.OWN, NOW - timedelta(days=1), NOW - timedelta(hours=1), 1, "")
+    wiring.catalog.identities.put(ours)
+    assert not seen(wiring, "streaming").failed
+    wiring.catalog.identities.put(Identity("db1", "theirs", Verdict.STRANGER, NOW - timedelta(minutes=9), NOW, 2,
+                                           "it lacks the last archived transactions"))
+    found = seen(wiring, "streaming")
+    assert found.failed
+    assert found.trouble.startswith("another server, theirs, answers under this name since 2026-11-21T11:51:00Z, and")
+    assert "backupd server accept db1" in found.trouble

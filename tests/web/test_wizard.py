@@ -75,3 +75,14 @@ def test_after_the_login_nobody_is_led_to_another_site(address: str) -> None:
 
 def test_after_the_login_one_goes_on_where_one_was() -> None:
     assert own_path("/servers/db1?to=latest&x=//y") == "/servers/db1?to=latest&x=//y"
+
+
+def test_what_was_accepted_stays_accepted_through_form_link_and_request() -> None:
+    asked = Question.of(sent(server="db1", when="latest", datadir="/srv/new", accept_older="yes", accept_inexact="yes"))
+    for found in (asked, Question.linked(Form(parse_qs(asked.query()))), Question.again(asked.request().as_json())):
+        request = found.request()
+        assert (request.accept_older, request.accept_inexact) == (True, True)
+        assert (request.wishes.accept_older, request.wishes.accept_inexact) == (True, True)
+    tables = replace(asked, what="tables", tables=("shop.orders",), into="db1").request()
+    assert tables.table_wishes.wishes.accept_older
+    assert not WHOLE.request().accept_older
