@@ -104,7 +104,7 @@ def _judge_skip(report: pytest.TestReport | pytest.CollectReport, config: pytest
     reason = reason_of(report)
     if config.getoption("--no-skips"):
         report.outcome, report.longrepr = "failed", f"skipped, and nothing may be: {reason}"
-    elif not any(re.fullmatch(pattern, reason) for pattern in expected_skips(config.rootpath)):
+    elif not any(re.fullmatch(pattern, reason, re.DOTALL) for pattern in expected_skips(config.rootpath)):
         report.outcome, report.longrepr = "failed", f"skipped, for a reason that is not in {SKIPS}: {reason}"
 
 
