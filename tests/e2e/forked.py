@@ -109,7 +109,8 @@ def noted(server: Server) -> Moment:
     mysql = "MariaDB" not in version
     new = mysql and Version.parse(version) >= Version(8, 2)
     ((file, pos, *_rest),) = server.query("SHOW BINARY LOG STATUS" if new else "SHOW MASTER STATUS")
-    executed = str(server.scalar("SELECT @@gtid_executed" if mysql else "SELECT @@gtid_binlog_pos")).replace("\n", "")
+    variable = "@@GLOBAL.gtid_executed" if mysql else "@@gtid_binlog_pos"
+    executed = str(server.scalar(f"SELECT {variable}")).replace("\n", "")
     source, _, done = executed.rpartition(":")
     gtid = f"{source}:{done.rpartition('-')[2]}" if mysql else executed
     while server.scalar("SELECT UTC_TIMESTAMP()") == begun:

@@ -71,7 +71,7 @@ def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
         write(server, 150, seed=1)
         server.execute("FLUSH BINARY LOGS")
         write(server, 50, seed=2)
-        before, executed = sums(server), str(server.scalar("SELECT @@gtid_executed")).replace("\n", "")
+        before, executed = sums(server), str(server.scalar("SELECT @@GLOBAL.gtid_executed")).replace("\n", "")
         server.execute("DELETE FROM shop.order_lines")
         source, _, done = executed.rpartition(":")
         write(server, 100, seed=3)

@@ -47,15 +47,17 @@ def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sour
         house = House(short_tmp, server, keys, programs=stack.all_programs())
         house.backup()
         if release := stack.refused():
+            write(server, 10, seed=1)
+            Archive(house, server).take()
             house.refuses(release, "plan", SERVER, "--to", format_time(datetime.now(UTC)))
-            house.refuses(release, "restore", SERVER, "--to", str(server.scalar("SELECT @@gtid_executed")), "--datadir",
-                          str(short_tmp / "d"))
+            target = f"gtid:{server.scalar('SELECT @@GLOBAL.gtid_executed')}"
+            house.refuses(release, "restore", SERVER, "--to", target, "--datadir", str(short_tmp / "d"))
             assert not (short_tmp / "d").exists()
             return
         write(server, 200, seed=1)
         server.execute("FLUSH BINARY LOGS")
         write(server, 200, seed=2)
-        before, executed = sums(server), str(server.scalar("SELECT @@gtid_executed"))
+        before, executed = sums(server), str(server.scalar("SELECT @@GLOBAL.gtid_executed"))
         server.execute("DELETE FROM archive.letters")
         source, _, done = executed.replace("\n", "").rpartition(":")
         write(server, 200, seed=3)
@@ -74,5 +76,6 @@ def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sour
         house.restore(short_tmp / "e", to="latest")
         with stack.make(datadir=short_tmp / "e", options=GTIDS) as restored:
             assert sums(restored) == sums(server)
-            assert str(restored.scalar("SELECT @@gtid_executed")) == str(server.scalar("SELECT @@gtid_executed"))
+            executed = "SELECT @@GLOBAL.gtid_executed"
+            assert str(restored.scalar(executed)) == str(server.scalar(executed))
             assert restored.query(f"SHOW {stack.words().replica} STATUS") == []

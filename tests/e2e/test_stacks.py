@@ -10,14 +10,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
 
-from backupd.model.clock import format_time
 from backupd.model.server import Version
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.support import sample
@@ -158,9 +156,6 @@ def test_what_its_release_does_not_support_is_refused_by_name_and_nothing_else_i
         return
     assert release in stacked.run("check", SERVER).all
     assert release in stacked.run("timeline", SERVER).all
-    stacked.refuses(release, "backup", SERVER, "--kind", "logical")
-    stacked.refuses(release, "plan", SERVER, "--to", format_time(datetime.now(UTC)))
-    stacked.refuses(release, "plan", SERVER, "--to", "latest", "--tables", "shop.orders")
     stacked.refuses(release, "restore", SERVER, "--to", "latest", "--tables", "shop.orders", "--into", SERVER, "--as",
                     "again")
 
@@ -185,6 +180,9 @@ def test_tables_with_a_data_directory_come_back_beside_the_new_one_and_the_sourc
         assert house.ok("test-restore", SERVER)["outcome"] == "proved"
         house.restore(short_tmp / "d")
         unaltered(outside, before)
+        if not one.mariadb and one.version() < Version(8, 0):
+            # InnoDB opens no tablespace that it finds where its dictionary says, too: as on another host.
+            outside.rename(short_tmp / "elsewhere")
         with one.make(datadir=short_tmp / "d", options=dict.fromkeys(known, "")) as restored:
             assert everything(restored)[0] == expected
             assert not [path for path in Path(f"/proc/{restored.pid}/fd").iterdir()

@@ -68,10 +68,9 @@ class Stack:
         return Version(99, 0) if self.mariadb else mysql.release_of(self.programs()["mysqld"])[1]
 
     def refused(self) -> str:
-        """What a message must name that refuses more than physical backups, chains and restores of a backup; "" where
-        nothing is refused."""
-        version = self.version()
-        return "" if version >= _FULLY_SUPPORTED else f"{version.major}.{version.minor}"
+        """The first release that is supported in full, which a refusal of more than backups, chains and restores of a
+        backup must name; "" where nothing is refused."""
+        return "" if self.version() >= _FULLY_SUPPORTED else str(_FULLY_SUPPORTED)
 
     def words(self) -> Words:
         """What its server calls things."""
