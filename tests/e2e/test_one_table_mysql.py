@@ -84,7 +84,7 @@ def test_a_table_comes_back_as_it_was_right_before_a_delete_and_the_others_keep_
         story: Story, source: str) -> None:
     live = sums(story.server)
     if story.refused:
-        story.is_refused("--from", source)
+        story.is_refused("--as", "again")
         return
     outcome = story.restore("--tables", "shop.order_lines", "--as", f"lines_{source}", "--from", source)
     assert (outcome["way"], outcome["backup"]) == (source, story.ids[source])
