@@ -30,7 +30,7 @@ from backupd.model.dump import DumpedTable
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError, ToolError, UsageError
 from backupd.model.identity import Identity
 from backupd.model.manifest import Body, Header
-from backupd.model.server import ServerInfo
+from backupd.model.server import ServerInfo, no_roll_forward
 from backupd.model.table import TablePattern
 from policies.schema import Logical, Tables
 from restore.runbook_logical import render_logical_runbook
@@ -77,6 +77,10 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
     with connection.connect() as session:
         hurry(session)
         probed = examine(session)
+        if why := no_roll_forward(probed.info.flavour, probed.info.version):
+            raise RefusedError(
+                f"logical backups of {probed.info.flavour} {probed.info.version} are not supported", detail=why,
+                hint="take physical backups of such a server; leave out `logical` in its policy")
         met = meet(wiring, server.name, session, probed.info)
     tools, shortcomings = dump_tools(probed.info, paths=wiring.settings.programs)
     artefact = collect(connection, probed.info, policy.config_files)

@@ -27,6 +27,7 @@ from backupd.model.errors import (
 )
 from backupd.model.server import Flavour, ServerInfo
 from backupd.model.table import TableName, TablePattern, fits_any
+from backupd.recovery.windows import not_rolled
 from restore.beyond import OlderError
 from restore.inexact import InexactError
 from restore.plan import Plan
@@ -98,9 +99,19 @@ class Way:
     missing: Mapping[TableName, str] = field(default_factory=dict)
 
 
+def _refuse_moment(wiring: Wiring, server_name: str, target: str) -> None:
+    """Raises RefusedError for a moment of a server of which only backups are restored."""
+    newest = max(wiring.catalog.backups.list(server_name), key=lambda one: one.finished_at, default=None)
+    if newest is not None and (why := not_rolled(newest)) and not target.startswith("backup:"):
+        raise RefusedError(
+            f"tables of {newest.flavour} {newest.server_version} are restored out of a named backup only", detail=why,
+            hint=f"name the backup, and write them as SQL files: --to backup:{newest.id} --sql FOLDER")
+
+
 def chosen_way(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> tuple[TablePlan, Way]:
     """The plan that is best for ``wanted``, and its way. Where an older or inexact one is accepted it
     is taken only where no other is there. Raises the reasons for want of any."""
+    _refuse_moment(wiring, server_name, target)
     if wanted.wishes.accept_older or wanted.wishes.accept_inexact:
         try:
             return chosen_way(wiring, server_name, target,

@@ -138,7 +138,8 @@ def test_each_increment_of_a_chain_is_the_source_as_it_was_then(
         if not stack.increments:
             assert (record["kind"], bool(record["reason"])) == ("physical-full", True)
     if stack.increments:
-        assert [record["kind"] for record, _sums in wanted] == ["physical-incremental"] * 3
+        assert [record["kind"] for record, _sums in wanted] == ["physical-incremental"] * 3, [
+            record["reason"] for record, _sums in wanted]
     for record, expected in wanted[1:2] if stack.increments else []:
         stacked.restore(short_tmp / record["id"], to=f"backup:{record['id']}")
         with stack.make(datadir=short_tmp / record["id"]) as restored:
