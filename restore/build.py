@@ -20,13 +20,16 @@ from backupd.engine.tablefiles import absent
 from backupd.model.errors import DamagedError
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
-from backupd.model.server import Position
+from backupd.model.server import Flavour, Position, Version
 from restore.fetch import Fetched, Opener, default_workers, fetch
 from restore.gate import NO_GATE, Gate, through
 from restore.memory import available_memory, choose_memory
 from restore.prepare import prepare
 from restore.sources import Loaded
 from storage.destination import Destination
+
+_NO_OLD_PATHS = Version(8, 0)
+"""MySQL's own dictionary has the source's path of a tablespace elsewhere until a server opened it by its link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,10 @@ def assemble(
         moved = remap(base, store=store, final=final_store)
     if moved:
         warnings.append(f"{len(moved)} tablespaces with a DATA DIRECTORY are now in {final_store or store}")
+        info = chain[-1].body.facts.server
+        if info.flavour is not Flavour.MARIADB and info.version < _NO_OLD_PATHS:
+            warnings.append("where the source's own files of these are there, too, a server of MySQL before 8.0 opens "
+                            "neither (error 1812): restore with --start, whose first start does not see the source's")
     if rejoined:
         warnings.append("renamed into another schema at the source, where the server may not find their data after its"
                         f" next restart (RENAME TABLE back, before that, mends it): {', '.join(rejoined)}")

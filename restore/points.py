@@ -11,6 +11,7 @@ from backupd.model.clock import format_time
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.model.server import Position
 from backupd.recovery.chains import dumps
+from backupd.recovery.windows import not_rolled
 from restore.target import AtBackup, AtGtid, AtPosition, AtTime, Goal, Latest
 
 
@@ -163,7 +164,8 @@ def _between(usable: Sequence[BackupRecord], goal: AtTime | AtGtid | AtPosition)
         lines = [f"recoverable: {_named(b)}" for b in usable[-3:]]
     suggestion = (before or after or [usable[-1]])[0]
     return RefusedError(
-        f"{goal} is not recoverable: no binary logs are archived, so only the backups themselves are",
+        f"{goal} is not recoverable: "
+        + (not_rolled(suggestion) or "no binary logs are archived, so only the backups themselves are"),
         detail="\n".join(lines),
         hint=f"ask for one of them by name: --to backup:{suggestion.id}",
     )

@@ -100,6 +100,8 @@ def has_old_pages(path: Path, *, lsn: int, page_size: int, own: int | None = Non
                 if _is_old(header, lsn, own):
                     return True
             # A server may write the first page of a new file long before it knows its number.
+            if own is not None and int.from_bytes(first[_SPACE]) == own:
+                return False  # 5.7 writes it without an age, and again long after the pages of a rebuilt table
             return rest and first != _ZEROS and _is_old(first, lsn, own)
     except FileNotFoundError:
         return False

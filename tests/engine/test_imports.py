@@ -111,6 +111,8 @@ def test_old_pages_of_its_own_tablespace_are_no_import_where_imports_are_given_a
         (page(100) + page(200), False),
         (page(200) + page(200) + page(100, space=8), True),  # of another tablespace
         (page(200) + page(0) + page(200), True),  # without any age
+        (page(0) + page(200), False),  # but the first: 5.7 writes that of a rebuilt table so, and again much later
+        (page(0, space=8) + page(200), True),
     ):
         path.write_bytes(content)
         assert has_old_pages(path, lsn=100, page_size=PAGE, own=7) is old, content[:64]
