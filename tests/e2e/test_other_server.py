@@ -51,11 +51,12 @@ def told(house: House) -> list[str]:
                 if event.kind in ("server-changed", "server-known", "server-failover")]
 
 
-def restored(house: House) -> tuple[list[str], dict[str, int]]:
+def restored(house: House, *options: str) -> tuple[list[str], dict[str, int]]:
     """Of which backups the latest moment is made, and what is in it, by a server that was started on it."""
-    chain: list[str] = house.ok("plan", SERVER, "--to", "latest")["chain"]
+    chain: list[str] = house.ok("plan", SERVER, "--to", "latest", *options)["chain"]
     datadir = house.base / "restored"
-    outcome: dict[str, Any] = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--start")
+    outcome: dict[str, Any] = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--start",
+                                       *options)
     try:
         with connect(outcome["started"]["socket"]) as connection:
             return chain, checksum_everything(connection)
@@ -95,7 +96,8 @@ def test_a_stranger_is_kept_apart_until_it_is_accepted(two: tuple[House, Server,
     decided = house.ok("retention", SERVER)["destinations"][0]
     assert [one["id"] for one in decided["backups"] if not one["keep"]] == []
     house.ok("retention", SERVER, "--apply")
-    chain, found = restored(house)
+    assert "answers under this name since 20" in house.fails("plan", SERVER, "--to", "latest").all, "it goes on unseen"
+    chain, found = restored(house, "--accept-older")
     assert chain == [first["id"]]
     assert found == sums(shop)
 
