@@ -148,6 +148,21 @@ def test_proofs_come_back_newest_first(catalog: Catalog) -> None:
     assert catalog.proofs.latest("other") is None
     catalog.proofs.add(samples.proof(1))
     assert catalog.proofs.get("proof-1").outcome == "proved"
+    counted = replace(samples.proof(1), tables_present=3, not_looked_at=1)
+    catalog.proofs.add(counted)
+    assert catalog.proofs.get("proof-1") == counted
+    catalog.proofs.withdraw("proof-1", "its backup lacks a table")
+    assert catalog.proofs.get("proof-1") == replace(counted, outcome="withdrawn", withdrawn="its backup lacks a table")
+
+
+def test_what_a_backup_lacks_comes_back_and_nobody_looked_is_not_nothing(catalog: Catalog) -> None:
+    catalog.backups.add(samples.backup())
+    assert catalog.backups.get(samples.backup().id).missing is None
+    catalog.backups.set_missing(samples.backup().id, ["shop.`o``rders`"], "it may not be prepared")
+    found = catalog.backups.get(samples.backup().id)
+    assert (found.missing, found.doubtful, found.is_partial) == (("shop.`o``rders`",), "it may not be prepared", True)
+    catalog.backups.set_missing(found.id, [], "")
+    assert catalog.backups.get(found.id).missing == ()
 
 
 def test_witnesses_are_found_by_id_backup_server_and_position(catalog: Catalog) -> None:
