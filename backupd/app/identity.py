@@ -59,13 +59,17 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
 
 
 def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch, address: str) -> Identity | None:
-    """As ``meet``, for the server whose binary log is streamed as ``branch``. Raises CatalogError."""
+    """As ``meet``, for the server whose binary log was just seen to be ``branch``, byte for byte where that was
+    streamed before. MariaDB makes its uuid from a network address and the port: a restart may change it. Raises
+    CatalogError."""
     known = known_of(wiring, server)
     if (found := _same(wiring, server, state.server_uuid, known)) is not None or not state.server_uuid:
         return found
     forked = branch.server_uuid == state.server_uuid and branch.fork is not None and branch.reason in (
         BranchReason.FAILOVER, BranchReason.LOST_TAIL)
-    met = Met(state.server_uuid, state.server_id, state.mariadb, state.history, forked=forked,
+    goes_on = branch.server_uuid != state.server_uuid and any(
+        one.uuid == branch.server_uuid and not one.is_stranger for one in known)
+    met = Met(state.server_uuid, state.server_id, state.mariadb, state.history, forked=forked, same_log=goes_on,
               restored_from=_restored_from(wiring, state.marker))
     return _keep(wiring, server, known, met, address)
 
