@@ -132,7 +132,8 @@ def test_rows_of_increments_are_made_again_from_their_manifests(desk: Desk) -> N
     desk.wiring.catalog.backups.remove(record.id)
     assert adopt_unknown(desk.wiring, desk.destination) == [record.id]
     found = desk.wiring.catalog.backups.get(record.id)
-    assert found == replace(record, warnings=found.warnings, manifest="")
+    # Which tables it lacks is not known again before somebody with the private key looks at it.
+    assert found == replace(record, warnings=found.warnings, manifest="", missing=None)
     assert desk.decide().parent == desk.wiring.catalog.backups.get(record.id)
 
 
