@@ -191,8 +191,9 @@ class Depot:
         return made.record.id
 
     def resolve(self, wiring: Wiring, server: ServerSettings, _kind: BackupKind, run: JobRun,
-                destinations: tuple[Destination, ...], workdir: Path) -> PhysicalSpec:
-        """What the database server, its tools and the chain would have decided."""
+                destinations: tuple[Destination, ...], workdir: Path, *, because: str = "") -> tuple[PhysicalSpec, None]:
+        """What the database server, its tools and the chain would have decided, of a server that is the usual one."""
+        assert not because, "nothing here makes a backup be taken again"
         files, parents = self._next
         _keys, fingerprints = wiring.recipients()
         late = behind(wiring, server.name)
@@ -203,7 +204,7 @@ class Depot:
             recipients=fingerprints, gnupg_home=wiring.settings.encryption.gnupg_home,
             identity_key=wiring.identity_key(), workdir=workdir, started_at=wiring.clock() + late, behind=late,
             documents=lambda _body, _header: Documents(b"runbook", b"unpack"),
-            parent=Parent(parents, begin) if parents else None)
+            parent=Parent(parents, begin) if parents else None), None
 
     def archive(self, sealed: Sealed, place: str) -> None:
         """As the stream does it at one place."""

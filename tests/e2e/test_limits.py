@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import pymysql
 import pytest
@@ -59,6 +60,11 @@ def nothing_left(house: House) -> bool:
         and not list((house.repository / "intents").rglob("*.json"))
 
 
+def findings(house: House) -> list[dict[str, Any]]:
+    """What is wrong with what a backup stored. RECOVER.md is written after the job, which there is none of here."""
+    return [one for one in house.fsck() if one["invariant"] != "recover-text-current"]
+
+
 def test_every_byte_of_a_backup_passes_the_read_limit_and_every_stored_one_that_of_its_destination(
         house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates are high, so that the test is not slow: what is asked is that the buckets saw every byte."""
@@ -74,7 +80,8 @@ def test_every_byte_of_a_backup_passes_the_read_limit_and_every_stored_one_that_
     monkeypatch.setattr("backupd.app.limits.TokenBucket", Noted)
     seen: list[Speeds] = []
 
-    def judged(speeds: Speeds, *, seconds: float, prepare_seconds: float) -> tuple[str, ...]:
+    def judged(speeds: Speeds, *, seconds: float, prepare_seconds: float, limits: Mapping[str, int]) -> tuple[str, ...]:
+        assert not limits
         seen.append(speeds)
         return (f"judged after {seconds > 0} {prepare_seconds > 0}",)
 
@@ -85,7 +92,7 @@ def test_every_byte_of_a_backup_passes_the_read_limit_and_every_stored_one_that_
     assert read.taken >= record.stats.bytes_source
     assert read.taken < record.stats.bytes_source * 1.1
     assert sent.taken == record.stats.bytes_new == sum(path.stat().st_size for path in house.objects())
-    assert house.fsck() == []
+    assert findings(house) == []
     # What the rule about slow destinations is asked with, and where its answer goes.
     assert (seen[0].size, seen[0].new) == (record.stats.bytes_source, record.stats.bytes_new)
     assert [(load.destination, load.bytes) for load in seen[0].loads] == [("local", record.stats.bytes_new)]
@@ -143,7 +150,7 @@ def test_a_backup_of_a_replica_that_stands_still_waits_and_goes_on_when_it_runs_
     assert [(event.server, event.job_id) for event in paused] == [(SERVER, run.job.id)]
     assert "Slave_SQL_Running No" in paused[0].message
     catch_up(source, replica)
-    assert house.fsck() == []
+    assert findings(house) == []
 
 
 def test_a_backup_that_had_to_pause_too_long_gives_up_and_leaves_nothing(
