@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from backupd.app.thawgate import ThawGate
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.catalog.rates import Rate as Measured
 from backupd.model.backup import BackupKind, BackupRecord
-from backupd.model.binlog import ReplayMethod, ReplaySpec
+from backupd.model.binlog import ReplayMethod
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -92,34 +93,56 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
         records = tuple(replace(record, kind=BackupKind.PHYSICAL_FULL) for record in records
                         if record.kind is BackupKind.LOGICAL and record.id not in dumps)
     objectives = server.policy.objectives if server.usable else None
+    reachable, past = within_reach(wiring, records), history(wiring, server)
+    preferences = Preferences(
+        destinations=(*server.required, *server.others), rates=measured_rates(wiring, server_name), datadir=datadir,
+        start=start, verify=verify, rto=objectives.rto if objectives else None, replay_with=wishes.replay_with,
+        exclude=wishes.exclude, base=base, stream=stream_of(wiring, server), accept_older=wishes.accept_older)
+
+    def made(base: str | None) -> Plan:
+        return make_plan(server_name, reachable, parse_target(target), replace(preferences, base=base),
+                         now=wiring.clock(), history=past)
+
     try:
-        found = make_plan(
-            server_name, within_reach(wiring, records), parse_target(target),
-            Preferences(destinations=(*server.required, *server.others), rates=measured_rates(wiring, server_name),
-                        datadir=datadir, start=start, verify=verify, rto=objectives.rto if objectives else None,
-                        replay_with=wishes.replay_with, exclude=wishes.exclude, base=base,
-                        stream=stream_of(wiring, server), accept_older=wishes.accept_older),
-            now=wiring.clock(), history=history(wiring, server))
+        found = made(base)
+        if found.replay is not None:
+            found = _replayable(wiring, server, found, wishes, lambda: () if base else _newer(records, found, made))
     except NotFoundError as error:
         error.detail = "\n".join([*([error.detail] if error.detail else []), *_left_out(wiring, records)])
         raise
     left_out = _left_out(wiring, [record for record in records if record.id in found.chain])
     found = replace(found, warnings=(*found.warnings, *left_out))
-    if found.replay is not None:
-        found = _replayable(wiring, server, found, found.replay, wishes)
     return with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days,
                      everywhere=wishes.everywhere) if cold else found
 
 
-def _replayable(wiring: Wiring, server: ServerSettings, found: Plan, replay: ReplaySpec, wishes: Wishes) -> Plan:
-    """The plan, with what is inexact about its replay. Raises RefusedError for one that the asked-for method cannot do,
-    InexactError where one that may give other rows was not accepted."""
+def _newer(records: Sequence[BackupRecord], found: Plan, made: Callable[[str], Plan]) -> Iterator[Plan]:
+    """Plans to the same target from backups that are newer than that of ``found``, from the newest one on."""
+    chosen = next(record for record in records if record.id == found.backup_id)
+    newer = (record for record in records if record.kind is not BackupKind.LOGICAL
+             and record.finished_at > chosen.finished_at)
+    for record in sorted(newer, key=lambda one: one.finished_at, reverse=True):
+        with contextlib.suppress(NotFoundError, RefusedError):
+            yield made(record.id)
+
+
+def _replayable(wiring: Wiring, server: ServerSettings, found: Plan, wishes: Wishes,
+                newer: Callable[[], Iterable[Plan]]) -> Plan:
+    """The plan, with what is inexact about its replay; one of ``newer`` instead where that is exact. Raises
+    RefusedError for one that the asked-for method cannot do, InexactError where one that may give other rows was not
+    accepted."""
+    replay = found.replay
+    if replay is None:
+        return found
     targets = Targets(wiring, server.name, own_branches(wiring, server.name), prefer=server.preferred)
     flavour = wiring.catalog.backups.get(found.backup_id).flavour
     try:
         if replay.method is ReplayMethod.PIPE and flavour == Flavour.MARIADB:
             refuse_pipe((one for leg in replay.legs for one in targets.within(leg)), exclude=bool(replay.exclude))
         why = targets.over_temporary(replay.legs, found.backup_id)
+        for other in newer() if why else ():
+            with contextlib.suppress(RefusedError):
+                return _replayable(wiring, server, other, replace(wishes, accept_inexact=False), tuple)
     except (ConfigurationError, KeyUnusableError) as error:
         unseen = f"whether statements use temporary tables from before the backup was not looked at: {error.message}"
         return replace(found, warnings=(*found.warnings, unseen))

@@ -191,7 +191,8 @@ class Depot:
         return made.record.id
 
     def resolve(self, wiring: Wiring, server: ServerSettings, _kind: BackupKind, run: JobRun,
-                destinations: tuple[Destination, ...], workdir: Path, *, because: str = "") -> tuple[PhysicalSpec, None]:
+                destinations: tuple[Destination, ...], workdir: Path, *, because: str = "",
+                ) -> tuple[PhysicalSpec, None]:
         """What the database server, its tools and the chain would have decided, of a server that is the usual one."""
         assert not because, "nothing here makes a backup be taken again"
         files, parents = self._next

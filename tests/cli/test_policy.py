@@ -46,7 +46,7 @@ def test_with_a_configuration_the_server_s_own_backups_are_looked_at(
     new = tmp_path / "policies" / "gold.yaml"
     assert main(["policy", "explain", str(new), "--config", str(tmp_path / "backupd.yaml")]) == 0
     assert "gold for db1" in capsys.readouterr().out
-    assert main(["policy", "explain", str(new), "--config", str(tmp_path / "backupd.yaml"), "--server", "db9"]) == 1
+    assert main(["policy", "explain", str(new), "--config", str(tmp_path / "backupd.yaml"), "--server", "db9"]) == 2
     assert "no server 'db9'" in capsys.readouterr().err
 
 

@@ -58,4 +58,5 @@ def test_a_transaction_with_hostile_names_stays_on_its_lines(capsys: pytest.Capt
     assert f"in sho\\np.{WRITTEN_OUT}" in lines[0]
     assert "XA transaction x\\ry" in lines[1]
     assert lines[2].strip() == f"DROP {WRITTEN_OUT}"
-    assert lines[3].endswith("""--to 'bin '"'"'log.000001:4'""")
+    assert """--to 'bin '"'"'log.000001:4' --tables 'sho\\np.""" in lines[3]
+    assert lines[3].endswith(" --into db1 --compare")
