@@ -65,13 +65,19 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
     known = known_of(wiring, server)
     if (found := _same(wiring, server, state.server_uuid, known)) is not None or not state.server_uuid:
         return found
-    forked = branch.server_uuid == state.server_uuid and branch.fork is not None and branch.reason in (
-        BranchReason.FAILOVER, BranchReason.LOST_TAIL)
+    forked = took_over(branch, state.server_uuid)
     goes_on = branch.server_uuid != state.server_uuid and any(
         one.uuid == branch.server_uuid and not one.is_stranger for one in known)
     met = Met(state.server_uuid, state.server_id, state.mariadb, state.history, forked=forked, same_log=goes_on,
               restored_from=_restored_from(wiring, state.marker))
     return _keep(wiring, server, known, met, address)
+
+
+def took_over(branch: Branch, uuid: str) -> bool:
+    """Does ``branch``, which the stream began with the server ``uuid``, go on from a known place of what was archived
+    of another server? Not where the tail is said to be lost: the logs of two servers that were made alike, from one
+    image, are equal up to where they part, too."""
+    return branch.server_uuid == uuid and branch.fork is not None and branch.reason is BranchReason.FAILOVER
 
 
 def known_of(wiring: Wiring, server: str) -> tuple[Identity, ...]:

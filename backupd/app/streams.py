@@ -229,7 +229,7 @@ class StreamRun:
             status = streamer.status()
             self._note_position(archiver, status)
             self._tell(archiver.step(self._wiring.clock()))
-            if status.state is StreamState.STREAMING:
+            if status.state is StreamState.STREAMING and status.server_position is not None:
                 self._meet(status.branch)
             wanted_at = wanted_at or status.server_time
             if time.monotonic() - reported >= REPORT:

@@ -113,10 +113,10 @@ def test_a_stranger_is_kept_apart_until_it_is_accepted(two: tuple[House, Server,
     assert accepted["verdict"] == "own"
     assert told(house) == ["server-changed", "server-known"] * 2
     house.fails("server", "accept", SERVER)
-    new = house.backup()
+    house.backup()
     assert not any(one["apart"] for one in house.backups())
     chain, found = restored(house)
-    assert chain == [new["id"]]
+    assert not {first["id"], increment["id"]} & set(chain)
     assert found == sums(other)
     assert [one["action"] for one in house.ok("audit")].count("server-accepted") == 2
 
