@@ -65,7 +65,8 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
     known = known_of(wiring, server)
     if (found := _same(wiring, server, state.server_uuid, known)) is not None or not state.server_uuid:
         return found
-    forked = took_over(branch, state.server_uuid)
+    forked = took_over(branch, state.server_uuid,
+                       is_at_home=any(one.address == address for one in known if not one.is_stranger))
     goes_on = branch.server_uuid != state.server_uuid and any(
         one.uuid == branch.server_uuid and not one.is_stranger for one in known)
     met = Met(state.server_uuid, state.server_id, state.mariadb, state.history, forked=forked, same_log=goes_on,
@@ -73,11 +74,14 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
     return _keep(wiring, server, known, met, address)
 
 
-def took_over(branch: Branch, uuid: str) -> bool:
+def took_over(branch: Branch, uuid: str, *, is_at_home: bool) -> bool:
     """Does ``branch``, which the stream began with the server ``uuid``, go on from a known place of what was archived
-    of another server? Not where the tail is said to be lost: the logs of two servers that were made alike, from one
-    image, are equal up to where they part, too."""
-    return branch.server_uuid == uuid and branch.fork is not None and branch.reason is BranchReason.FAILOVER
+    of a server with another uuid? A log that has lost its tail shows it only at the address where the known one was
+    (``is_at_home``: it crashed, and MariaDB may change its uuid with a restart): elsewhere it may be a server that was
+    made from the same image, whose log is equal up to where the two part."""
+    if branch.server_uuid != uuid or branch.fork is None:
+        return False
+    return branch.reason is BranchReason.FAILOVER or (branch.reason is BranchReason.LOST_TAIL and is_at_home)
 
 
 def known_of(wiring: Wiring, server: str) -> tuple[Identity, ...]:
