@@ -7,9 +7,10 @@ somebody confirmed it: an empty or changed policy must not cost a history.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -111,8 +112,10 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
                     troubles.append(error)
         records = wiring.catalog.backups.list(server)
         logs = archive(wiring, server, records)
+        missing = {destination.name: expected_at(wiring, destination) - set(backup_ids(destination))
+                   for destination in opened}
         decided = [(destination, _decide(wiring, server, destination.name, records, wiring.clock(), (), logs,
-                                         awaiting=not really))
+                                         awaiting=not really, missing=missing))
                    for destination in opened]
         if not really:
             refuse_mass(wiring, decided, run)
@@ -121,9 +124,9 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         for destination, decisions in decided:
             run.check()
             run.fence()
-            if missing := expected_at(wiring, destination) - set(backup_ids(destination)):
+            if gone := missing[destination.name]:
                 # The rules would count on what is not there. The sweep tells it and collects nothing.
-                troubles.append(_out_of_sight(destination, missing))
+                troubles.append(_out_of_sight(destination, gone))
                 sweep_locked(wiring, destination)
                 continue
             tell_stopped(wiring, decisions, run)
@@ -277,7 +280,8 @@ def _brought_up_to_date(wiring: Wiring, name: str, server: str) -> Destination:
 
 
 def _decide(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], now: datetime,
-            future: Sequence[Stored], logs: Archive, *, awaiting: bool = True) -> Decisions:
+            future: Sequence[Stored], logs: Archive, *, awaiting: bool = True,
+            missing: Mapping[str, Collection[Backup]] = MappingProxyType({})) -> Decisions:
     settings = wiring.settings
     zone = settings.configuration.timezone
     keep: Keep | None = None
@@ -295,7 +299,7 @@ def _decide(wiring: Wiring, server: str, place: str, records: Sequence[BackupRec
                 runs=logs.at(place, records), branches=logs.branches, being_read=reading, built_on=building,
                 unconfigured=unconfigured, hold="; ".join(hold.text for hold in holds_of(kept, server)),
                 logs_minimum=logs_minimum(wiring, place),
-                awaited=_awaited(wiring, server, place, records, now, logs) if awaiting else {})
+                awaited=_awaited(wiring, server, place, records, now, logs, missing) if awaiting else {})
     return settled(wiring, solve(view, keep, now=now, zone=ZoneInfo(zone)), logs.branches)
 
 
@@ -316,11 +320,16 @@ def _stored(wiring: Wiring, server: str, place: str, records: Sequence[BackupRec
 
 
 def _awaited(wiring: Wiring, server: str, place: str, records: Sequence[BackupRecord], now: datetime, logs: Archive,
-             ) -> dict[str, str]:
-    """Backups at ``place`` that another destination of the policy would keep, and has not got: by id, its name."""
+             missing: Mapping[str, Collection[Backup]]) -> dict[str, str]:
+    """Backups at ``place`` that another destination of the policy would keep, and has not got, or lost (``missing``:
+    it is copied there again from here, and only then can the rules let it go there): by id, why."""
     settings = wiring.settings
-    others = settings.server(server).others if server in settings.servers and settings.server(server).usable else ()
+    if server not in settings.servers or not settings.server(server).usable:
+        return {}
+    others = settings.server(server).others
     by_id = {record.id: record for record in records}
+    lost = {record.id: name for name in (*settings.server(server).required, *others) if name != place
+            for record in records if (server, record.id) in missing.get(name, ()) and is_complete(record, place)}
     found: dict[str, str] = {}
     for name in others:
         if name == place or name not in settings.destinations:
@@ -332,7 +341,8 @@ def _awaited(wiring: Wiring, server: str, place: str, records: Sequence[BackupRe
         kept = {decision.backup.id for decision in said.kept} & {record.id for record in lacking}
         for backup_id in sorted(kept):
             found[backup_id] = f"{found[backup_id]} and {name}" if backup_id in found else name
-    return found
+    return ({backup_id: f"it is missing at {name}, and is copied there again" for backup_id, name in lost.items()}
+            | {backup_id: f"it is not yet at {names}, which keeps it" for backup_id, names in found.items()})
 
 
 def _proofs(wiring: Wiring, server: str) -> tuple[dict[str, datetime], dict[str, datetime]]:

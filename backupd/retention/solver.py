@@ -170,7 +170,7 @@ class _Solution:
         """What another destination keeps by its own rules goes nowhere before it is there."""
         for backup in self._backups:
             if backup.id in self._view.awaited and backup.id not in self._grounds and not backup.marked:
-                self._note(backup.id, "awaited", f"it is not yet at {self._view.awaited[backup.id]}, which keeps it")
+                self._note(backup.id, "awaited", self._view.awaited[backup.id])
         self._with_parents()
 
     def _hold(self) -> list[str]:

@@ -96,8 +96,8 @@ class View:
     """``being_read``: ids that running restores read here; ``built_on``: ids that running backups build on.
     ``hold``: why nothing of the server may be deleted, empty when it may. ``unconfigured``: why there are no rules.
     ``branches``: of the server's history, oldest first. ``logs_minimum``: the storage class of binary logs here, and
-    for how long it has to be paid for; None without one. ``awaited``: ids that another destination keeps and has not
-    got yet, with its name.
+    for how long it has to be paid for; None without one. ``awaited``: ids of what another destination has yet to get
+    from here, with the reason in words.
     """
 
     server: str

@@ -347,7 +347,8 @@ def check_end(one: Depot, story: Schedule) -> None:
             read_back(one, ours[-1], (place,))
     for record in with_protection(one.wiring, records.values()):
         places = {copy.destination for copy in record.copies if copy.state == "complete" and copy.verified_at}
-        assert places == {at for name, at in claimed if name == record.id}, f"{record.id} was not read again everywhere"
+        assert places == {at for name, at in claimed if name == record.id}, (
+            f"{record.id} was not read again everywhere: {record.copies}")
         assert record.protected == (places == {LOCAL, OFFSITE}), f"{record.id}: protected means two verified copies"
     with open_catalog(f"sqlite:///{one.base}/again.db") as again:
         rebuild(one.wired(again, patient=True), OFFSITE, silent)
@@ -478,6 +479,30 @@ def test_a_copy_of_which_nothing_is_left_is_forgotten_and_made_anew(one: Depot) 
     assert [copy.destination for copy in one.catalog.backups.get(name).copies] == [LOCAL]
     assert bring_up_to_date(one.wiring, SERVER, OFFSITE, one.run(), pauses=()).ok
     assert one.is_whole(OFFSITE, name)
+    assert one.lies(forgive=False) == []
+
+
+def test_what_expires_everywhere_and_is_lost_at_one_destination_is_not_missed_for_ever(one: Depot) -> None:
+    one.follow([LOCAL], [OFFSITE])
+    full = one.back_up({"shop/a.ibd": b"a" * 30_000})
+    name = one.back_up({"shop/a.ibd": b"b" * 30_000}, (full,))
+    one.back_up({"shop/a.ibd": b"c" * 30_000})
+    assert bring_up_to_date(one.wiring, SERVER, OFFSITE, one.run(), pauses=()).ok
+    one.lose(OFFSITE, layout.manifest_key(SERVER, name))
+    one.clock.move(hours=1)
+    one.back_up({"shop/a.ibd": b"d" * 30_000})
+    with contextlib.suppress(DamagedError):
+        apply(one.wiring, SERVER, one.run())
+    one.clock.move(days=5)
+    for _turn in range(3):
+        with contextlib.suppress(DamagedError):
+            apply(one.wiring, SERVER, one.run())
+        one.clock.move(days=2)
+        bring_up_to_date(one.wiring, SERVER, OFFSITE, one.run(), pauses=())
+    assert name not in {record.id for record in one.records()}
+    assert bring_up_to_date(one.wiring, SERVER, OFFSITE, one.run(), pauses=()).ok
+    assert verify(one.wiring, SERVER, None, silent).ok
+    assert not fsck(one.wiring, mend=True).findings
     assert one.lies(forgive=False) == []
 
 
