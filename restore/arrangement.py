@@ -139,9 +139,11 @@ def _trigger_names(session: Session, table: TableName) -> list[str]:
 
 
 def _trigger_name(statement: str) -> str:
-    found = tokens(statement)
-    next(token for token in found if token.word == "TRIGGER")
-    return next(found).plain
+    found = iter(tokens(statement))
+    name = next(found, None) if any(token.word == "TRIGGER" for token in found) else None
+    if name is None:
+        raise ValueError(f"this is not a trigger: {statement[:200]!r}")
+    return name.plain
 
 
 def _create(session: Session, table: TableName, trigger: Trigger, problems: list[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from backupd.engine.ddltext import tokens
 from backupd.model.table import TableName, quote_name
@@ -46,7 +47,7 @@ def _views(schema: str, text: str) -> Iterator[_View]:
         body = [line]
         delimiter = line.removeprefix(_SET_DELIMITER)
         if line.startswith(_SET_DELIMITER) and delimiter != ";":
-            body = list(iter(lambda: next(lines), delimiter))
+            body = list(takewhile(delimiter.__ne__, lines))
             script += [*body, delimiter, _SET_DELIMITER + ";"]
         statement = "\n".join(body)
         if statement.startswith("CREATE "):
@@ -59,7 +60,8 @@ def _made(statement: str) -> str:
     words = tokens(statement)
     for word in words:
         if word.word == "VIEW":
-            return next(words).plain
+            name = next(words, None)
+            return name.plain if name else ""
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -139,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _hold_standard_descriptors()
     return_large_blocks()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump, of a tool's as well, would hold rows in plain
+    mask = os.umask(0o077)  # whatever it was: nobody else reads or changes what we make, but where we say so
     try:
         with _stoppable():
             app(args=None if argv is None else list(argv), prog_name="backupd")
@@ -151,4 +154,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             mute(sys.stdout)
         Screen(as_json=False).error(explained(error, "backupd"))
         return 1
+    finally:
+        os.umask(mask)
     return 0

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO, cast
 
-from backupd.cli.screen import console_for, is_live, mute
+from backupd.cli.screen import console_for, is_live, mute, visible
 from backupd.model.progress import Progress, Report
 from backupd.model.units import format_duration, format_size
 
@@ -127,7 +127,7 @@ class Phases:
                 bar = ProgressBar(total=1.0, completed=fraction or 0.0, width=16, pulse=fraction is None)
                 words = state.amounts()
                 if state.latest.note:
-                    words.append(state.latest.note)
+                    words.append(visible(state.latest.note))
                 grid.add_row(Text(name), bar, Text(", ".join(words)))
         yield grid
 
@@ -139,7 +139,7 @@ def plain_line(name: str, state: PhaseState) -> str:
     if fraction is not None and words:
         words.insert(0, f"{fraction * 100:.0f} %")
     if state.latest.note:
-        words.append(state.latest.note)
+        words.append(visible(state.latest.note))
     return f"{name}: {', '.join(words)}" if words else name
 
 

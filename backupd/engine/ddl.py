@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from backupd.engine.client import Session
-from backupd.engine.ddlscript import Stored, made_trigger, script
+from backupd.engine.ddlscript import Stored, made_trigger, script, statements
 from backupd.engine.ddltext import Columns, parse_table
 from backupd.engine.foreignkeys import ForeignKey
 from backupd.model.errors import NotFoundError, ServerError
@@ -119,7 +119,11 @@ def read_definition(name: TableName, definition: bytes, triggers: bytes = b"") -
     text = definition.decode("utf-8", "surrogateescape")
     if not (text.startswith(_HEADER) and text.endswith(";\n")):
         raise ValueError(f"this is not the definition of a table: {text[:200]!r}")
-    return understand(name, text[len(_HEADER):-2], triggers.decode("utf-8", "surrogateescape"))
+    made = triggers.decode("utf-8", "surrogateescape")
+    for statement in statements(made):
+        if statement.startswith("CREATE "):
+            made_trigger(statement)
+    return understand(name, text[len(_HEADER):-2], made)
 
 
 @contextmanager

@@ -120,12 +120,14 @@ def made_trigger(statement: str, *, table: str = "", name: str = "") -> str:
     start = made + 4 if words[made + 1:made + 4] == ["IF", "NOT", "EXISTS"] else made + 1
     old_name, timed = _name(found, start)
     old_table, _ = _name(found, on + 1)
-    if words[body] in ("FOLLOWS", "PRECEDES"):
+    if words[body:body + 1] in (["FOLLOWS"], ["PRECEDES"]):
         body = _name(found, body + 1)[1]
     definer = statement[found[1].start:found[made].start].strip() if made > 1 else ""
     if words[1:3] == ["OR", "REPLACE"]:
         definer = statement[found[3].start:found[made].start].strip() if made > 3 else ""
     timing = " ".join(token.text for token in found[timed:on])
+    if body >= len(found):
+        raise ValueError(f"this trigger has no body: {statement[:200]!r}")
     return (f"CREATE {definer + ' ' if definer else ''}TRIGGER {quote_name(name or old_name)} {timing} "
             f"ON {quote_name(table or old_table)} FOR EACH ROW {statement[found[body].start:]}")
 
@@ -134,4 +136,6 @@ def _name(found: list[Token], at: int) -> tuple[str, int]:
     """The last part of the name at ``at``, with a schema or without one, and the place behind."""
     while at + 2 < len(found) and found[at + 1].text == ".":
         at += 2
+    if at >= len(found):
+        raise ValueError(f"a name is missing at the end: {' '.join(token.text for token in found)[:200]!r}")
     return found[at].plain, at + 1

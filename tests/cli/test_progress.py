@@ -39,6 +39,11 @@ def test_unknown_totals_are_left_out() -> None:
     assert run((0, Progress("start"))) == "start"
 
 
+def test_a_name_cannot_break_or_disguise_a_line() -> None:
+    assert run((0, Progress("dump", note="shop.a\nSet-Cookie: x\u202e\x1b[2Jü"))) == (
+        "dump: shop.a\\nSet-Cookie: x\\u202e\\x1b[2Jü")
+
+
 def test_the_rate_is_that_of_the_last_seconds_and_at_the_end_of_the_whole() -> None:
     slow = [(float(second), Progress("copy", second * 1024, 10**9)) for second in range(60)]
     assert "10.0 MiB/s" in run(*slow, (60, Progress("copy", 50 * 1024 + 100 * 2**20, 10**9)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from backupd.engine.ddl import read_definition, understand, write_definition
 from backupd.engine.ddlscript import Stored, made_trigger, script, statements
 from backupd.engine.ddltext import parse_table, without_directories, without_foreign_keys
 from backupd.engine.foreignkeys import ForeignKey, ForeignKeys
@@ -140,6 +141,24 @@ def test_a_trigger_can_be_moved_to_another_table() -> None:
         "CREATE DEFINER=`a`@`b` TRIGGER `n` BEFORE INSERT ON `y``z` FOR EACH ROW SET @x = 1")
     with pytest.raises(ValueError, match="not a trigger"):
         made_trigger("CREATE VIEW v AS SELECT 1")
+
+
+def test_a_script_of_triggers_that_was_cut_or_altered_anywhere_is_damaged_and_nothing_else() -> None:
+    name = TableName("shop", "orders")
+    made = made_trigger("CREATE DEFINER=`a`@`b` TRIGGER `t` BEFORE INSERT ON `o` FOR EACH ROW FOLLOWS `u` SET @x = 1")
+    stored = Stored(made, "", "utf8mb4", "utf8mb4_bin", "utf8mb4_bin", "+00:00")
+    whole = script([stored], collation="utf8mb4_bin").encode()
+    definition = write_definition(understand(name, "CREATE TABLE `orders` (`a` int)", ""))
+    read_definition(name, definition, whole)
+    damaged = 0
+    at = whole.index(b"CREATE DEFINER")
+    for place in range(at, len(whole)):
+        for bad in (whole[:place], whole[:place] + b"`" + whole[place + 1:], whole[:place] + whole[place + 40:]):
+            try:
+                read_definition(name, definition, bad)
+            except ValueError:
+                damaged += 1
+    assert damaged > 100
 
 
 def test_a_script_comes_apart_into_the_very_statements_it_was_made_of() -> None:
