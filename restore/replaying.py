@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.external import assert_local, relink
+from backupd.engine.applier import NO_FOLDER_ELSEWHERE
+from backupd.engine.external import assert_local, astray, relink
 from backupd.engine.launch import LaunchedServer, Options, ServerConfig
 from backupd.model.binlog import ReplayLeg, ReplaySpec, Stop
-from backupd.model.errors import ToolMissingError
+from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.progress import Report
 from backupd.model.server import Flavour, Position, ServerInfo
 from backupd.process.folders import PASSABLE
@@ -87,17 +88,22 @@ class Replaying:
         timed: Callable[[ReplayLeg], AbstractContextManager[None]] = lambda _leg: contextlib.nullcontext(),
     ) -> RolledForward:
         """Apply the logs to ``server``; ``folder`` is made and removed. ``timed`` is entered around each
-        leg, ``on_stop`` called after it."""
+        leg, ``on_stop`` called after it. Raises RefusedError when the logs made files in folders elsewhere."""
         rolled = roll_forward(
             server, info, self.spec, logs, begin, folder=folder, report=self.report, cancel=self.cancel,
             means=self.means, timed=timed, on_stop=on_stop)
+        # Some folders the sandbox lets it make (/tmp, or everything where it is not entered as root), and forgets.
+        if made := astray(server.config.datadir, server.config.writable):
+            raise RefusedError("the logs make tables in folders elsewhere, which a copy does not have",
+                               detail="\n".join(made), hint=NO_FOLDER_ELSEWHERE)
         shutil.rmtree(folder, ignore_errors=True)
         return replace(rolled, warnings=(*logs.warnings, *rolled.warnings))
 
     def config(self, config: ServerConfig, last: Loaded) -> ServerConfig:
         """``config`` of a server that logs are replayed onto.
 
-        What they create with a DATA DIRECTORY is in no folder that this server may write to: the replay stops there.
+        What they create with a DATA DIRECTORY is in no folder that this server keeps: the replay stops there or, where
+        the sandbox has such a folder of its own, is refused at its end (``roll``).
         (With NO_DIR_IN_CREATE it would stop already where a table that lay elsewhere is altered: error 1618.)
         """
         taken = last.header.finished_at

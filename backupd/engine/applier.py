@@ -132,14 +132,14 @@ _HINTS: Mapping[int, str] = {
 _OF_HISTORY = frozenset({1032, 1062})
 """Errors whose hints are as likely when only some tables are replayed."""
 _ELSEWHERE = re.compile(r"\b(DATA|INDEX)\s+DIRECTORY\b", re.IGNORECASE)
-_NO_FOLDER_ELSEWHERE = (
+NO_FOLDER_ELSEWHERE = (
     "the statement makes files in a folder of its own (DATA DIRECTORY), and a copy writes into no folder but its own, "
     "whichever way it is replayed: restore to right before it (--to before-gtid: or its place), then do it by hand")
 
 
 def hint_of_statement(text: str) -> str:
     """What to do when a statement failed whose text is in ``text``; "" where it tells nothing."""
-    return _NO_FOLDER_ELSEWHERE if _ELSEWHERE.search(text) else ""
+    return NO_FOLDER_ELSEWHERE if _ELSEWHERE.search(text) else ""
 
 
 def _fail(code: int, text: str, thread: str, now: Standing, *, narrowed: bool) -> NoReturn:

@@ -107,17 +107,23 @@ def assert_local(base: Path, allowed: Path) -> None:
 
     The last look before a server is started. Raises RefusedError naming what leads elsewhere.
     """
-    astray: list[str] = []
+    if found := astray(base, (allowed,)):
+        raise RefusedError(f"files of {base} lie elsewhere; a server started on it would open them",
+                           detail="\n".join(found[:50]), hint="remap the external tablespaces first")
+
+
+def astray(base: Path, allowed: Sequence[Path]) -> list[str]:
+    """What in ``base`` leads to no existing file below a folder of ``allowed``, or by a symbolic link out of ``base``, a
+    line each."""
+    found: list[str] = []
     for link in _read_links(base):
         path = Path(link.source)
-        if allowed not in path.parents or ".." in path.parts or not path.is_file():
-            astray.append(f"{link.link} leads to {link.source or 'nothing'}")
+        if not any(folder in path.parents for folder in allowed) or ".." in path.parts or not path.is_file():
+            found.append(f"{link.link} leads to {link.source or 'nothing'}")
     for path in sorted(base.rglob("*")):
         if path.is_symlink() and base.resolve() not in path.resolve().parents:
-            astray.append(f"{path.relative_to(base)} is a link to {path.readlink()}")
-    if astray:
-        raise RefusedError(f"files of {base} lie elsewhere; a server started on it would open them",
-                           detail="\n".join(astray[:50]), hint="remap the external tablespaces first")
+            found.append(f"{path.relative_to(base)} is a link to {path.readlink()}")
+    return found
 
 
 def _read_links(base: Path) -> list[ExternalTablespace]:

@@ -308,6 +308,23 @@ def test_tables_outside_the_data_directory_are_rolled_forward_and_their_sources_
         assert {path: path.read_bytes() for path in elsewhere.rglob("*.ibd")} == before
 
 
+def test_a_table_that_the_logs_make_in_a_folder_that_the_sandbox_forgets_is_refused_and_never_proved(
+        short_tmp: Path, keys: Keys) -> None:
+    with PrivateServer() as server, short_directory() as elsewhere:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE away")
+        house = House(short_tmp, server, keys)
+        house.backup()
+        server.execute(f"CREATE TABLE away.made (id INT PRIMARY KEY) DATA DIRECTORY='{elsewhere}'",
+                       "INSERT INTO away.made VALUES (1)")
+        Archive(house, server).take()
+        for said in (house.fails("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d")),
+                     house.fails("test-restore", SERVER)):
+            assert "away/made.isl leads to" in said.all
+            assert "DATA DIRECTORY" in said.all
+        assert not (short_tmp / "d").exists()
+
+
 def test_a_test_restore_compares_the_witness_on_the_way_to_the_latest_moment(story: Story) -> None:
     proof = story.house.ok("test-restore", SERVER)
     assert proof["outcome"] == "proved", proof
