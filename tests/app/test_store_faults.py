@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app import backups
-from backupd.app.deletion import sweep_destination
+from backupd.app.deletion import DELETED, sweep_destination
 from backupd.app.protection import with_protection
 from backupd.app.rebuild import rebuild
 from backupd.app.replication import bring_up_to_date
@@ -35,6 +35,7 @@ from backupd.model.progress import silent
 from backupd.transfer.intent import intents
 from backupd.transfer.pin import Pin, pins
 from backupd.transfer.relay import Relay
+from backupd.transfer.remove import marks
 from backupd.transfer.segmentseal import Sealed
 from restore.fetch import fetch
 from restore.sources import load_chain
@@ -266,7 +267,8 @@ class Schedule:
             one.archive(sealed, LOCAL)
         one.clock.move(days=2)
         for turn in ("first", "second", "third"):
-            done = [self.do(f"{turn} replicate", self._catch_up),
+            done = [self.do(f"{turn} retention", lambda: apply(one.wiring, SERVER, one.run())),
+                    self.do(f"{turn} replicate", self._catch_up),
                     self.do(f"{turn} verify", self._verify), self.do(f"{turn} fsck", self._mend)]
             if all(done):
                 self.do("last replicate", self._catch_up)
@@ -347,7 +349,8 @@ def check_end(one: Depot, story: Schedule) -> None:
             read_back(one, ours[-1], (place,))
     for record in with_protection(one.wiring, records.values()):
         places = {copy.destination for copy in record.copies if copy.state == "complete" and copy.verified_at}
-        assert places == {at for name, at in claimed if name == record.id}, (
+        # A copy that the rules let go is offered by nobody, and not read again.
+        assert places == {at for (name, at), copy in claimed.items() if name == record.id and copy.state != DELETED}, (
             f"{record.id} was not read again everywhere: {record.copies}")
         assert record.protected == (places == {LOCAL, OFFSITE}), f"{record.id}: protected means two verified copies"
     with open_catalog(f"sqlite:///{one.base}/again.db") as again:
@@ -503,6 +506,27 @@ def test_what_expires_everywhere_and_is_lost_at_one_destination_is_not_missed_fo
     assert bring_up_to_date(one.wiring, SERVER, OFFSITE, one.run(), pauses=()).ok
     assert verify(one.wiring, SERVER, None, silent).ok
     assert not fsck(one.wiring, mend=True).findings
+    assert one.lies(forgive=False) == []
+
+
+def test_a_copy_whose_mark_could_not_be_put_is_offered_by_nobody_and_is_marked_by_the_next_run(
+        one: Depot, proxy: FaultProxy) -> None:
+    one.follow([LOCAL, OFFSITE], [])
+    for content in b"abcd":
+        one.back_up({"shop/a.ibd": bytes([content]) * 30_000})
+        one.clock.move(hours=1)
+    old = one.records()[-1].id
+    proxy.plan(Fault(Kind.ANSWER, method="PUT", path="marks/", status=507, code="InsufficientStorage"))
+    with pytest.raises(DestinationError):
+        apply(one.wiring, SERVER, one.run(), really=True)
+    assert [copy.state for copy in one.catalog.backups.get(old).copies if copy.destination == OFFSITE] == [DELETED]
+    assert not marks(one.behind(OFFSITE))
+    proxy.plan()
+    Schedule(one, random.Random(0), ()).all_is_well_again()
+    assert (SERVER, old) in marks(one.behind(OFFSITE))
+    one.clock.move(days=8)
+    sweep_destination(one.wiring, one.wiring.destination(OFFSITE))
+    assert old not in {record.id for record in one.records()}
     assert one.lies(forgive=False) == []
 
 
