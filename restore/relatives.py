@@ -33,13 +33,15 @@ _NAMED = 5
 class Relatives:
     """``tables``: all that are replayed, the wanted ones first; under every name that they bore in between, so not each
     is in the backup. ``reasons``: why those that nobody asked for. ``gone``: those that do not exist under this name at
-    the end: what the table was renamed to at last, None when it was dropped. ``made``: those that did not exist at the
-    beginning. ``inseparable``: why these tables cannot be replayed without all others; empty as a rule."""
+    the end: what the table was renamed to at last, None when it was dropped. ``made``: those that are there at the
+    end and that statements made. ``perhaps``: those that CREATE ... IF NOT EXISTS made unless they were there before,
+    which nobody knows. ``inseparable``: why these tables cannot be replayed without all others; empty as a rule."""
 
     tables: tuple[TableName, ...]
     reasons: Mapping[TableName, str]
     gone: Mapping[TableName, TableName | None]
     made: tuple[TableName, ...]
+    perhaps: tuple[TableName, ...] = ()
     inseparable: tuple[str, ...] = ()
 
 
@@ -51,13 +53,15 @@ def relatives(
     triggers: Mapping[TableName, str] | None = None,
     views: Mapping[TableName, str] | None = None,
     known: Collection[TableName] = (),
+    before: Collection[TableName] | None = None,
     lower_case: bool = False,
 ) -> Relatives:
     """What ``tables``, named as they are at the end of ``transactions`` (from the backup on, in log order), need.
 
     ``parents``: tables that the foreign keys of one refer to, when the backup was taken. ``triggers``: tables with
     triggers then, and their text ("" where it is not known); None: nobody knows which have any. ``views`` likewise.
-    ``known``: all tables that there were then. ``lower_case``: does the server compare names without regard to case?
+    ``known``: tables that there were then; ``before``: all of them, None where others may have been there, too.
+    ``lower_case``: does the server compare names without regard to case?
     Transactions without a statement say nothing here and may be left out.
     """
     fold = _lower if lower_case else _same
@@ -71,10 +75,12 @@ def relatives(
     wanted = tuple(dict.fromkeys(fold(name) for name in tables))
     reasons = closure.of(wanted)
     whole = (*wanted, *sorted(reasons))
-    fates = _Fates(frozenset(whole))
+    fates = _Fates(frozenset(whole), {fold(name) for name in known},
+                   None if before is None else {fold(name) for name in before})
     for step in reading.steps:
         fates.take(*step)
-    return Relatives(whole, reasons, fates.gone(), fates.made(), (*reading.wild, *closure.inseparable))
+    return Relatives(whole, reasons, fates.gone(), fates.made(surely=True),
+                     fates.made(surely=False), (*reading.wild, *closure.inseparable))
 
 
 def _same(name: TableName) -> TableName:
@@ -106,8 +112,8 @@ class _Reading:
     triggers: dict[TableName, list[str]] = field(default_factory=dict)
     views: dict[TableName, list[str]] = field(default_factory=dict)
     steps: list[tuple[ChangeKind, TableName, TableName | None]] = field(default_factory=list)
-    """CREATE and DROP with a table, RENAME with both names; ALTER for a CREATE of what may be there. A table "" means
-    all of its schema."""
+    """CREATE and DROP with a table, RENAME with both names; ALTER for a CREATE that leaves what is there. A table ""
+    means all of its schema."""
     wild: list[str] = field(default_factory=list)
     cut: dict[TableName, str] = field(default_factory=dict)
     """Tables and views of which a definition is not known to its end, and why that is so."""
@@ -177,7 +183,7 @@ class _Reading:
         a_view = statementnames.is_view(tokens)
         if tokens[0].word not in {"CREATE", "DROP"} and not a_view:
             return
-        perhaps = tokens[0].word == "CREATE" and bool({"IF", "OR"} & {token.word for token in tokens[1:6]})
+        perhaps = tokens[0].word == "CREATE" and "IF" in {token.word for token in tokens[1:6]}
         for change in changes:
             if change.kind in (ChangeKind.CREATE, ChangeKind.DROP) or (a_view and change.name):
                 name = self.fold(TableName(change.schema, change.name))
@@ -314,12 +320,13 @@ def _names_in(text: str, schema: str) -> Iterator[TableName]:
 class _Fates:
     """What became of each name."""
 
-    def __init__(self, names: frozenset[TableName]) -> None:
-        self._names = names
+    def __init__(self, names: frozenset[TableName], known: Collection[TableName],
+                 before: Collection[TableName] | None) -> None:
+        self._names, self._known, self._before = names, known, before
         self._there: dict[TableName, bool] = {}
         """Of each name that something happened to: is there a table of that name now?"""
-        self._first: dict[TableName, bool] = {}
-        """Was there one when that happened first?"""
+        self._made: dict[TableName, bool] = {}
+        """Those that are there now and that statements made; False: unless they were there before."""
         self._went: dict[TableName, TableName | None] = {}
 
     def take(self, kind: ChangeKind, name: TableName, new: TableName | None) -> None:
@@ -336,12 +343,15 @@ class _Fates:
                 self._come(new)
 
     def _come(self, name: TableName, *, perhaps: bool = False) -> None:
-        self._first.setdefault(name, perhaps)
+        before = self._there.get(name, name in self._known)
+        if not (perhaps and before):
+            never = self._before is not None and name not in self._before
+            self._made[name] = not perhaps or name in self._there or never
         self._there[name] = True
         self._went.pop(name, None)
 
     def _leave(self, name: TableName, to: TableName | None) -> None:
-        self._first.setdefault(name, True)
+        self._made.pop(name, None)
         self._there[name] = False
         for old, now in self._went.items():
             if now == name:
@@ -351,5 +361,5 @@ class _Fates:
     def gone(self) -> dict[TableName, TableName | None]:
         return {name: self._went.get(name) for name in sorted(self._names) if self._there.get(name) is False}
 
-    def made(self) -> tuple[TableName, ...]:
-        return tuple(name for name in sorted(self._names) if self._first.get(name) is False)
+    def made(self, *, surely: bool) -> tuple[TableName, ...]:
+        return tuple(name for name in sorted(self._names) if self._made.get(name) is surely)

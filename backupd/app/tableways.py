@@ -42,6 +42,7 @@ from restore.tablesource import part_of_dump
 _NAMED = 3
 """Tables that are needed besides, of which the reason is told."""
 _INNODB = ".ibd"
+_DOUBTFUL = "CREATE ... IF NOT EXISTS made it unless it was there before, and the backup does not tell whether it was"
 _MOST_TRIES = 8
 """Logical backups that are looked at for tables which the newer ones do not hold."""
 
@@ -152,14 +153,17 @@ def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes
     base = plan(wiring, server_name, target, None, wishes=wanted.wishes, cold=False)
     chain, said = load_chain(server_name, base.chain, sources(wiring, base), wiring.unsealer())
     _refuse_without_rows(chain[-1], wanted.tables)
-    found = _resolve(wiring, server_name, wanted, tables_in(chain[-1]), base, chain[-1].body.facts.server)
+    there, listed = tables_in(chain[-1]), chain[-1].body.facts.inventory
+    found = _resolve(wiring, server_name, wanted, there, base, chain[-1].body.facts.server,
+                     before=(*there, *(table.name for table in listed)) if listed is not None else None)
     needed = frozenset(found.needed)
     cut = subset_of(chain, lambda name: name in needed)
     nothing = subset_of(chain, lambda _name: False)
     stored, source = _bytes(cut)
     rows = max(0, source - _bytes(nothing)[1])
     return Way(Candidate(Source.PHYSICAL, _narrowed(base, found), found.needed, stored, source, rows,
-                         (*base.warnings, *said, *found.remarks)), found.wanted, _objects(cut), found.statements)
+                         (*base.warnings, *said, *found.remarks), tuple(found.doubtful)),
+               found.wanted, _objects(cut), found.statements, found.doubtful)
 
 
 def _refuse_without_rows(loaded: Loaded, patterns: Sequence[TablePattern]) -> None:
@@ -234,6 +238,7 @@ def _dumped(wiring: Wiring, server_name: str, wanted: TableWishes, base: Plan, l
     rows = sum(table.bytes for table in facts.dump.dumped if table.name in needed)
     missing = {table.name: table.reason for table in broken
                if table.outcome is Outcome.FAILED and table.name not in found.wanted}
+    missing |= found.doubtful
     skipped = [f"{table.name.shown} was left out of backup {base.backup_id}: {table.reason}" for table in broken
                if table.outcome is Outcome.SKIPPED and table.name not in found.wanted]
     return Way(Candidate(Source.LOGICAL, _narrowed(base, found), found.needed, stored, source, rows,
@@ -243,28 +248,36 @@ def _dumped(wiring: Wiring, server_name: str, wanted: TableWishes, base: Plan, l
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """``wanted``: tables by their names at the target; ``needed`` for that, as far as the logs tell."""
+    """``wanted``: tables by their names at the target; ``needed`` for that, as far as the logs tell. ``doubtful``: what
+    is there at the target, too, and cannot be told from the backup, and why."""
 
     wanted: tuple[TableName, ...]
     needed: tuple[TableName, ...]
     statements: tuple[Transaction, ...]
     remarks: tuple[str, ...]
+    doubtful: Mapping[TableName, str]
 
 
 def _resolve(wiring: Wiring, server_name: str, wanted: TableWishes, there: Sequence[TableName], base: Plan,
-             info: ServerInfo) -> _Resolved:
-    """Which tables the patterns mean at the target. Raises NotFoundError for a name that means none there, RefusedError
-    where they cannot be told from all others."""
+             info: ServerInfo, before: Sequence[TableName] | None = None) -> _Resolved:
+    """Which tables the patterns mean at the target. ``before``: all that the server had when the backup was taken, None
+    where that is not known. Raises NotFoundError for a name that means none there, RefusedError where they cannot be
+    told from all others."""
     lower = info.variables.get("lower_case_table_names") == "1"
     statements = tuple(_statements(wiring, server_name, base.replay, info.flavour)) if base.replay else ()
     changed = {TableName(change.schema, change.name) for one in statements for change in one.changes if change.name}
     fitting = [name for name in sorted({*there, *changed}) if fits_any(name, wanted.tables)]
-    kin = relatives(fitting, statements, lambda _name: (), known=there, lower_case=lower)
+    kin = relatives(fitting, statements, lambda _name: (), known=there, before=before, lower_case=lower)
     left = [name for name in fitting if name not in kin.gone]
     names = [name for name in left if name in there or name in kin.made]
+    doubtful = {name: _DOUBTFUL for name in left if name in kin.perhaps and name not in there}
+    asked = [name for name in doubtful if not names or any(pattern.table == name for pattern in wanted.tables)]
+    if asked and not kin.inseparable:
+        raise NotFoundError(f"backup {base.backup_id} does not hold {asked[0].shown}: {_DOUBTFUL}",
+                            hint="take another backup, from before or after that statement (--to backup:ID)")
     for pattern in wanted.tables:
         # Where a statement is known in part only, so is what came of the tables that it names.
-        if not any(pattern.fits(name) for name in (left if kin.inseparable else names)):
+        if not any(pattern.fits(name) for name in (left if kin.inseparable else [*names, *doubtful])):
             raise _missing(pattern, base, kin, there)
     if kin.inseparable:
         raise RefusedError(
@@ -275,7 +288,8 @@ def _resolve(wiring: Wiring, server_name: str, wanted: TableWishes, there: Seque
     if len(remarks) > _NAMED:
         more = ", ".join(name.shown for name in list(kin.reasons)[_NAMED:])
         remarks = [*remarks[:_NAMED], f"so are {len(kin.reasons) - _NAMED} more tables: {more}"]
-    return _Resolved(tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, tuple(remarks))
+    return _Resolved(tuple(names), tuple(dict.fromkeys((*names, *kin.tables))), statements, tuple(remarks),
+                     doubtful)
 
 
 def _missing(pattern: TablePattern, base: Plan, kin: Relatives, known: Sequence[TableName]) -> NotFoundError:

@@ -113,8 +113,8 @@ def assert_local(base: Path, allowed: Path) -> None:
 
 
 def astray(base: Path, allowed: Sequence[Path]) -> list[str]:
-    """What in ``base`` leads to no existing file below a folder of ``allowed``, or by a symbolic link out of ``base``, a
-    line each."""
+    """What in ``base`` leads to no existing file below a folder of ``allowed``, or by a symbolic link out of ``base``:
+    a line each."""
     found: list[str] = []
     for link in _read_links(base):
         path = Path(link.source)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pymysql
@@ -19,7 +20,7 @@ from tests.support import sample
 from tests.support.keys import Keys
 from tests.support.load import Writers
 from tests.support.mariadb import PrivateServer
-from tests.support.oracle import Total
+from tests.support.oracle import Total, same
 from tests.support.places import short_directory
 from tests.support.replica import replica_of
 from tests.support.sample import checksum_everything
@@ -100,6 +101,27 @@ def test_a_table_comes_back_as_it_was_right_before_a_delete_while_the_others_kee
     assert table["difference"]["missing"] == lost > 0
     story.server.execute(f"DROP TABLE shop.{name}")
     assert story.sums() == live
+
+
+def test_a_whole_schema_has_the_tables_that_were_made_after_the_backup_in_any_manner(
+        short_tmp: Path, keys: Keys) -> None:
+    with PrivateServer() as server:
+        server.create_backup_users()
+        server.execute(f"GRANT ALL ON *.* TO {SERVICE_USER}@localhost", "CREATE DATABASE late",
+                       "CREATE TABLE late.old (i INT)")
+        house = House(short_tmp, server, keys)
+        house.backup()
+        server.execute("CREATE TABLE late.plain (i INT)", "CREATE TABLE IF NOT EXISTS late.perhaps (i INT)",
+                       "CREATE OR REPLACE TABLE late.replaced (i INT)", "DROP TABLE IF EXISTS late.anew",
+                       "CREATE TABLE late.anew (i INT)", "CREATE SEQUENCE IF NOT EXISTS late.numbers",
+                       "INSERT INTO late.perhaps VALUES (1)", "INSERT INTO late.anew VALUES (2)")
+        Archive(house, server).take()
+        with server.connect() as connection:
+            expected = checksum_everything(connection)
+        server.execute("DROP DATABASE late", "CREATE DATABASE late")
+        house.ok("restore", SERVER, "--to", "latest", "--tables", "late.*", "--into", SERVER, "--confirm", SERVER)
+        with server.connect() as connection:
+            same(checksum_everything(connection), expected)
 
 
 def test_a_dropped_table_comes_back_alone_under_its_own_name(story: Story) -> None:
