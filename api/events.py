@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from api.problems import TooManyError
 from backupd.app.logs import say
 from backupd.app.news import Change, News
 from backupd.app.wiring import Wiring
@@ -28,6 +29,8 @@ ASKED_AGAIN = 5.0
 """Seconds after which nothing more is told before it is known that whoever listens still may."""
 MOST = 500
 """Listeners at a time."""
+MOST_OF_ONE = 20
+"""Of them with one token, or with sessions that were begun with it."""
 _PAUSE = 0.5
 _PAUSE_IN_TROUBLE = 3.0
 _BACKLOG = 5000
@@ -92,13 +95,18 @@ class Broadcaster:
         self._closed = False
 
     def listen(self, listener: Listener) -> None:
-        """From now on it is told. Raises RefusedError when too many listen, or nobody is to any more; CatalogError."""
+        """From now on it is told. Raises RefusedError when too many listen, or nobody is to any more; TooManyError when
+        too many do with its token; CatalogError."""
         news = News(self._wiring) if self._thread is None else None  # not with the lock: the catalog may be slow
         with self._lock:
             if self._closed:
                 raise RefusedError("the service stops", hint="connect again in a moment")
             if len(self._listeners) >= MOST:
                 raise RefusedError(f"{MOST} listen to events already", hint="close connections that nobody reads")
+            token = listener.wanted.actor.token_id
+            if sum(one.wanted.actor.token_id == token for one in self._listeners) >= MOST_OF_ONE:
+                raise TooManyError(f"{MOST_OF_ONE} listen to events with this token already", BEAT,
+                                   hint="close connections or pages that nobody reads, or use another token")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, args=(news or News(self._wiring),), name="events",
                                                 daemon=True)

@@ -26,7 +26,7 @@ from backupd.app.settings import Settings, held_settings, load_settings
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import ConfigurationError, Problem, RefusedError, UsageError
-from policies.access import Tls
+from policies.access import Tls, is_loopback
 
 HEAD_SECONDS = 10.0
 """For the head of a request to come, from the connection on."""
@@ -37,6 +37,9 @@ CONNECTIONS = 1000
 CONNECTIONS_OF_ONE = 300
 """From one address (of IPv6: one net) that wait for what is sent next. Those that are being answered are not counted:
 behind a proxy everybody has its address."""
+CONNECTIONS_OF_STRANGERS = 600
+"""From all addresses together that no right token came from lately, and that wait likewise: what is left to
+``CONNECTIONS`` is for those that are known, and for this host."""
 LATE_SECONDS = 1.0
 """For who connected just before the end to ask: nobody else hears what is said on that connection."""
 END_SECONDS = 8
@@ -48,18 +51,30 @@ class Http(HttpToolsProtocol):
 
     head_seconds = HEAD_SECONDS
     most_of_one = CONNECTIONS_OF_ONE
+    most_of_strangers = CONNECTIONS_OF_STRANGERS
+    knows: Callable[[str], bool] = staticmethod(lambda _address: False)
+    """Is an address one that a right token came from?"""
     origin = ""
+    is_of_here = False
     _head = 0
     _complete = False
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the library's
         super().connection_made(transport)
-        self.origin = network(self.client[0]) if self.client else ""
+        if self.client:
+            self.origin = network(self.client[0])
+            self.is_of_here = is_loopback(self.client[0]) or is_loopback(self.origin)
         self._expect_head()
-        if sum(isinstance(one, Http) and one.origin == self.origin and one.is_waiting for one in self.connections
-               ) > self.most_of_one:
+        waiting = [one for one in self.connections if isinstance(one, Http) and one.is_waiting]
+        if sum(one.origin == self.origin for one in waiting) > self.most_of_one or (
+                self.is_stranger and len(waiting) > self.most_of_strangers
+                and sum(one.is_stranger for one in waiting) > self.most_of_strangers):
             self._refuse(b"503 Service Unavailable")
+
+    @property
+    def is_stranger(self) -> bool:
+        return not self.is_of_here and not self.knows(self.origin)
 
     @property
     def is_waiting(self) -> bool:
@@ -150,8 +165,9 @@ def server_of(app: FastAPI, tls: Tls | None = None, ready: Callable[[], None] = 
     """Raises ConfigurationError for a certificate that cannot be used."""
     context = None if tls is None else tls_context(tls)
     factory: Any = {} if context is None else {"ssl_context_factory": lambda _config, _default: context}
+    http = type("Http", (Http,), {"knows": staticmethod(app.state.site.throttle.knows)})
     return ApiServer(Config(
-        app, http=Http, loop="asyncio", ws="none", lifespan="on", log_config=None, access_log=False,
+        app, http=http, loop="asyncio", ws="none", lifespan="on", log_config=None, access_log=False,
         proxy_headers=False, server_header=False, timeout_keep_alive=IDLE_SECONDS, limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=END_SECONDS, **factory), app, ready)
 

@@ -83,6 +83,11 @@ class Throttle:
             self._welcome.pop(key, None)
             _remember(self._welcome, key, None)
 
+    def knows(self, address: str) -> bool:
+        """Did a right token come from there lately?"""
+        with self._lock:
+            return network(address) in self._welcome
+
     def _refill(self, now: float) -> None:
         self._allowance = min(float(ALL), self._allowance + (now - self._counted) * ALL / 60)
         self._counted = now

@@ -32,6 +32,9 @@ from backupd.model.errors import Problem
 
 MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 32
+MAX_OPEN = 1000
+"""Brackets that are open at once, before the parser looks at them: it takes seconds for one line of 50,000. Texts in
+quotes may hold some, so the exact depth is counted afterwards."""
 MAX_NODES = 100_000
 """Values after expansion of all aliases: nine lines of YAML can otherwise mean billions."""
 
@@ -44,6 +47,7 @@ Scalar = str | int | float | bool | None
 
 _INT = re.compile(r"[-+]?[0-9]{1,40}")
 _OCTAL_OR_HEX = re.compile(r"0o[0-7]{1,20}|0x[0-9a-fA-F]{1,20}")
+_BRACKET = re.compile(r"[][{}]")
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 """What YAML lets in only as an escape (https://yaml.org/spec/1.2.2/#51-character-set)."""
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
@@ -151,6 +155,7 @@ def _events(text: str) -> Iterator[Event]:
     if found := _FORBIDDEN.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise UnreadableError(line, f"holds the control character U+{ord(found[0]):04X}")
+    _refuse_open_brackets(text)
     try:
         yield from YAML(typ="safe", pure=True).parse(io.StringIO(text))
     except MarkedYAMLError as error:
@@ -159,6 +164,14 @@ def _events(text: str) -> Iterator[Event]:
     except (YAMLError, ValueError, OverflowError, AttributeError, AssertionError, IndexError, TypeError) as error:
         # All but the first are how ruamel.yaml meets some malformed directives, tags and escapes: its checks miss them.
         raise UnreadableError(None, f"is not YAML: {(str(error).splitlines() or ['malformed'])[0]}") from error
+
+
+def _refuse_open_brackets(text: str) -> None:
+    depth = 0
+    for bracket in _BRACKET.finditer(text):
+        depth = depth + 1 if bracket[0] in "[{" else max(depth - 1, 0)
+        if depth > MAX_OPEN:
+            raise UnreadableError(text.count("\n", 0, bracket.start()) + 1, f"is nested deeper than {MAX_DEPTH} levels")
 
 
 def _explained(error: MarkedYAMLError) -> str:

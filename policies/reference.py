@@ -38,6 +38,10 @@ with file and line; a name that is not in this reference is an error.
 * **path**: a relative path starts at the folder of the file that it is written in.
 * **name**: letters, digits, `.`, `_` and `-`, at most 63, the first a letter or digit.
 * **Secrets** are never written here: name a file that only the service can read.
+
+**Whoever may write these files is root on this host.** The programs of `hooks` run as the user of the service,
+and `config_files` are read as that user and stored. Let root alone write them; neither the REST interface nor the web
+page can.
 """
 
 

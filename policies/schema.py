@@ -309,7 +309,9 @@ class Protection(Section):
 class Hooks(Section):
     """Takes the server out of a load balancer's rotation around each backup: `/healthz/servers/NAME` answers 503, and
     these programs are run, if there are any. They are started without a shell, with BACKUPD_SERVER, BACKUPD_JOB,
-    BACKUPD_KIND and BACKUPD_MOMENT in their environment. Written `hooks: {}`, load balancers are only answered."""
+    BACKUPD_KIND and BACKUPD_MOMENT in their environment. Written `hooks: {}`, load balancers are only answered.
+
+    They run as the user of the service, which is root: whoever may write a policy is root on this host."""
 
     before: LocalPath | None = Field(
         None, examples=["/usr/local/bin/drain"],

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import RefusedError
+from backupd.process.otherfolders import give, give_in
 
 FILE_MODE = 0o660
 FOLDER_MODE = 0o700
@@ -43,17 +43,10 @@ def find_account(name: str) -> Account:
 def hand_over(folder: Path, account: Account, *, folder_mode: int) -> None:
     """Give everything below ``folder`` to ``account`` with the servers' modes, and itself with
     ``folder_mode``."""
-    for root, folders, files in os.walk(folder):
+    owner = (account.uid, account.gid)
+    for _root, folders, files, descriptor in os.fwalk(folder):
         for name in folders:
-            _give(Path(root, name), account, FOLDER_MODE)
+            give_in(descriptor, name, owner, FOLDER_MODE)
         for name in files:
-            _give(Path(root, name), account, FILE_MODE)
-    _give(folder, account, folder_mode)
-
-
-def _give(path: Path, account: Account, mode: int) -> None:
-    found = path.lstat()
-    if (found.st_uid, found.st_gid) != (account.uid, account.gid):
-        os.lchown(path, account.uid, account.gid)
-    if not stat.S_ISLNK(found.st_mode) and stat.S_IMODE(found.st_mode) != mode:
-        path.chmod(mode)
+            give_in(descriptor, name, owner, FILE_MODE)
+    give(folder, owner, folder_mode)

@@ -24,6 +24,7 @@ from backupd.engine.launch import LaunchedServer, ServerConfig, log_tail, option
 from backupd.model.errors import ToolError
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.command import Command
+from backupd.process.otherfolders import write_anew
 from backupd.process.run import run
 from backupd.process.runtime import runtime_directory
 from restore.ownership import Account, find_account, hand_over
@@ -226,8 +227,6 @@ def _lay_out(config: ServerConfig) -> None:
     temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
     (config.directory / "pid").unlink(missing_ok=True)
     (config.directory / "s.sock").unlink(missing_ok=True)
-    config.error_log.unlink(missing_ok=True)
     for path, content in ((config.directory / "my.cnf", option_text(config)), (config.error_log, "")):
-        path.touch(0o600)
-        path.write_text(content, encoding="utf-8")
+        write_anew(path, content.encode())
     hand_over(config.directory, account, folder_mode=0o700)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from backupd.app.settings import Settings
-from backupd.backup.finding import Finding, error, warning
+from backupd.backup.finding import Finding, error, fine, warning
 from backupd.model.clock import format_time
 from policies.access import Api, is_everywhere, is_loopback
 
@@ -30,7 +30,15 @@ def address(api: Api) -> str:
 def findings(settings: Settings, now: datetime) -> list[Finding]:
     """What `backupd check` says about it."""
     api = settings.api
-    return [*_in_the_clear(api), *_guessed(api, settings), *_certificate(api, now)] if api.enabled else []
+    if not api.enabled:
+        return []
+    return [*_in_the_clear(api), *_open_metrics(api), *_guessed(api, settings), *_certificate(api, now)]
+
+
+def _open_metrics(api: Api) -> Iterator[Finding]:
+    if api.metrics == "auto" and api.is_private:
+        yield fine(_SUBJECT, f"every local user can read at {address(api)}/metrics, without a token: names of servers, "
+                             "destinations and policies, sizes, times and states (`api.metrics: token` asks for one)")
 
 
 def _in_the_clear(api: Api) -> Iterator[Finding]:

@@ -52,6 +52,9 @@ def create(
         run.screen.done = f"token {token.id} was made"
         run.screen.document({**token.as_json(), "token": secret})
         run.screen.line(f"token {token.id} of {token.name}, {token.role} of {_scope(token)}{_until(token)}")
+        if token.expires_at is None:
+            run.screen.line("it never expires: with --expires 90d it would end by itself; "
+                            f"`backupd token revoke {token.id}` ends it", style="yellow")
         run.screen.line("its secret, shown this once:")
         run.screen.line(secret)
 

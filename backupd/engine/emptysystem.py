@@ -28,8 +28,7 @@ def initialise(
     and given to ``user``. Raises ToolError, ToolMissingError.
     """
     datadir.mkdir(parents=True, exist_ok=True)
-    give(datadir, user)
-    datadir.chmod(0o700)
+    give(datadir, user, 0o700)
     own = {**server_options(program), **options}
     arguments = [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in own.items()]
     as_user = [f"--user={user}"] if os.geteuid() == 0 else []

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from backupd.model.errors import DamagedError, RefusedError
+from backupd.process.otherfolders import write_anew
 
 LINK_SUFFIX = ".isl"
 _DATA_SUFFIX = ".ibd"
@@ -162,13 +163,8 @@ def _move(data: Path, target: Path) -> None:
 
 def _write_link(link: Path, target: Path) -> None:
     """Replace the link's text in one step; its owner and mode stay."""
-    status = link.stat()
+    status = link.lstat()
     fresh = link.with_name(link.name + "~")
-    with fresh.open("wb") as file:
-        file.write(os.fsencode(target))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.chmod(status.st_mode & 0o7777)
-    if os.geteuid() == 0:
-        os.chown(fresh, status.st_uid, status.st_gid)
+    owner = (status.st_uid, status.st_gid) if os.geteuid() == 0 else None
+    write_anew(fresh, os.fsencode(target), owner=owner, mode=status.st_mode & 0o7777)
     fresh.rename(link)

@@ -31,9 +31,11 @@ from backupd.engine.receipts import BACKUP_CNF
 from backupd.engine.sandbox import confine, is_available
 from backupd.engine.sourcezone import HERE, Zone
 from backupd.model.errors import CancelledError, ToolError
+from backupd.process import otherfolders
 from backupd.process.command import Command, find_account
 from backupd.process.family import family
 from backupd.process.optionfile import render_options
+from backupd.process.otherfolders import open_to_append, write_anew
 from backupd.process.redact import redact
 from backupd.process.supervise import Child, spawn, stop
 
@@ -236,7 +238,8 @@ class LaunchedServer:
         config = self.config
         _prepare_directory(config)
         if config.own_account or config.statements:
-            _write_private(config.init_file, "".join(f"{line};\n" for line in self._first_statements()), config.user)
+            write_anew(config.init_file, "".join(f"{line};\n" for line in self._first_statements()).encode(),
+                       owner=_owner(config.user))
         plain = Command((config.program, f"--defaults-file={config.directory / 'my.cnf'}"),
                         env={"TZ": config.zone.name} if config.zone.name else {},
                         cwd=config.datadir, user=config.user if os.geteuid() == 0 else None)
@@ -244,8 +247,12 @@ class LaunchedServer:
         if self.sandboxed:
             command = confine(plain, writable=[config.datadir, config.directory, *config.writable],
                               readable=config.readable, network_of=config.network_of)
-        with config.error_log.open("ab") as log, Path(os.devnull).open("rb") as nothing:
-            self._child = spawn(command, stdin=nothing.fileno(), stdout=log.fileno(), stderr=log.fileno())
+        log = open_to_append(config.error_log, owner=_owner(config.user))
+        try:
+            with Path(os.devnull).open("rb") as nothing:
+                self._child = spawn(command, stdin=nothing.fileno(), stdout=log, stderr=log)
+        finally:
+            os.close(log)
         try:
             self._await_greeting()
         except BaseException:
@@ -350,25 +357,22 @@ def _prepare_directory(config: ServerConfig) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode=0o700)
     config.socket.unlink(missing_ok=True)
-    config.error_log.touch(mode=0o600)
-    _write_private(config.directory / "my.cnf", option_text(config), config.user)
-    config.directory.chmod(0o700)
-    for path in (config.directory, temporary, config.error_log):
-        give(path, config.user)
+    write_anew(config.directory / "my.cnf", option_text(config).encode(), owner=_owner(config.user))
+    give(temporary, config.user, 0o700)
+    give(config.directory, config.user, 0o700)
 
 
-def _write_private(path: Path, text: str, user: str) -> None:
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(text, encoding="utf-8")
-    give(path, user)
+def give(path: Path, user: str, mode: int | None = None) -> None:
+    """To the server's user, when we are root. Whatever user it is of, nothing is followed that lies in its place."""
+    otherfolders.give(path, _owner(user) or (os.geteuid(), os.getegid()), mode)
 
 
-def give(path: Path, user: str) -> None:
-    """To the server's user, when we are root."""
-    if os.geteuid() == 0:
-        account = find_account(user)
-        os.chown(path, account.pw_uid, account.pw_gid)
+def _owner(user: str) -> tuple[int, int] | None:
+    """Whom files are given to, when we are root."""
+    if os.geteuid() != 0:
+        return None
+    account = find_account(user)
+    return account.pw_uid, account.pw_gid
 
 
 def _greets(path: Path) -> bool:

@@ -32,6 +32,7 @@ from backupd.model.gtid import covers, plus, same
 from backupd.model.server import Flavour, ServerInfo
 from backupd.model.table import TableName
 from backupd.process.folders import PASSABLE
+from backupd.process.otherfolders import write_anew
 
 USER = "replay"
 HOST = "127.0.0.1"
@@ -192,8 +193,7 @@ def _lay_out(folder: Path, user: str) -> None:
     """The folder, empty: what a killed process left in it is removed."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=PASSABLE, parents=True)
-    folder.chmod(PASSABLE)
-    give(folder, user)
+    give(folder, user, PASSABLE)
 
 
 def _put(files: Sequence[Path], found: Walk, data: Path, user: str) -> list[str]:
@@ -206,7 +206,7 @@ def _put(files: Sequence[Path], found: Walk, data: Path, user: str) -> list[str]
                 _unmark(data / path.name, at)
         give(data / path.name, user)
     index = data / f"{names[0].rpartition('.')[0]}.index"
-    index.write_text("".join(f"./{name}\n" for name in names), encoding="utf-8")
+    write_anew(index, "".join(f"./{name}\n" for name in names).encode())
     give(index, user)
     return names
 

@@ -10,7 +10,6 @@ from typing import BinaryIO
 
 from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
-from backupd.process.run import run
 from backupd.transfer.keyhome import usable_home
 
 _HARDENED = (
@@ -81,13 +80,3 @@ class StatusLine:
 
     keyword: str
     text: str
-
-
-def stop_agent(home: Path) -> None:
-    """End the gpg-agent that gpg started for ``home``, if any: for homes that are ours and temporary.
-
-    An operator's own home keeps its agent, which may hold a passphrase that somebody typed.
-    """
-    if home.is_dir():
-        command = Command(("gpgconf", "--homedir", str(usable_home(home)), "--kill", "all"))
-        run(command, timeout=30, check=False)

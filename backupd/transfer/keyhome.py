@@ -1,7 +1,9 @@
-"""A GnuPG home as gpg can use it: with a path that is short enough for sockets, and with room to write beside the keys.
+"""A GnuPG home as gpg can use it: with a path that is short enough for sockets, with room to write beside the keys, and
+with an agent that ends when this process does.
 
-gpg-agent keeps a lock and its sockets in the home. Where that is read-only (as under the unit, or in a volume of a
-container), gpg gets a private home in the runtime directory, in which everything is a link to the real one's content.
+gpg-agent keeps its sockets in the home, and keys that it has opened in its memory. So gpg gets a private home in the
+runtime directory, in which everything is a link to the real one's content: it may be read-only (as under the unit, or
+in a volume of a container), and its agent ends as soon as the folder is gone.
 """
 
 from __future__ import annotations
@@ -30,20 +32,18 @@ _sockets: dict[Path, str] = {}
 
 
 def usable_home(home: Path) -> Path:
-    """``home`` itself, a short link to it, or, where nobody can write in it, a private home with links to its content.
+    """A private home with links to the content of ``home``; ``home`` itself, or a short link to it, where an agent runs
+    for it already: it may hold a passphrase that somebody typed.
 
-    An agent that runs for a read-only home already is used: it may hold a passphrase that somebody typed. Keys that are
-    put into the home later are seen by the next call. Raises KeyUnusableError if there is no such folder, or it cannot
-    be read.
+    Keys that are put into the home later are seen by the next call. Raises KeyUnusableError if there is no such folder,
+    or it cannot be read.
     """
     if not home.is_dir():
         raise KeyUnusableError(f"the GnuPG home {home} does not exist",
                                hint="create it and import the keys: gpg --homedir ... --import FILE")
     real = home.resolve()
     short = real if len(os.fsencode(str(real) + _LONGEST_SOCKET)) <= _SOCKET_LIMIT else _linked(real)
-    if os.access(real, os.W_OK) or _has_agent(short):
-        return short
-    return _private(real)
+    return short if _has_agent(short) else _private(real)
 
 
 def _linked(real: Path) -> Path:

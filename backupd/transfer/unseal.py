@@ -44,8 +44,8 @@ class Unsealer:
     """Opens sealed objects with the secret keys in ``gnupg_home``; thread-safe.
 
     ``passphrase_file``: its first line opens the secret key; without it the key must have none, or the home's
-    agent must hold it already: nobody is ever asked. gpg leaves a gpg-agent running for the home; see
-    ``gpg.stop_agent``.
+    agent must hold it already: nobody is ever asked. The gpg-agent that gpg starts ends with this process
+    (see ``keyhome``).
     """
 
     def __init__(self, gnupg_home: Path, passphrase_file: Path | None = None) -> None:

@@ -29,10 +29,18 @@ def said(folder: Path, api: str) -> list[str]:
 
 
 @pytest.mark.parametrize("api", [
-    "enabled: false, listen: '0.0.0.0:8642'", "listen: '127.0.0.1:8642'", "listen: '[::1]:8642'",
-    "listen: 'localhost:8642'", "listen: '10.0.0.1:8642', url: 'https://backup.example.com'"])
+    "enabled: false, listen: '0.0.0.0:8642'", "listen: '127.0.0.1:8642', metrics: token",
+    "listen: '[::1]:8642', metrics: open", "listen: '10.0.0.1:8642', url: 'https://backup.example.com'"])
 def test_nothing_is_said_where_tokens_stay_here_or_a_proxy_stands_in_front(tmp_path: Path, api: str) -> None:
     assert said(tmp_path, api) == []
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:8642", "[::1]:8642", "localhost:8642"])
+def test_what_every_local_user_can_read_is_said(tmp_path: Path, listen: str) -> None:
+    (one,) = findings(settings(tmp_path, f"listen: '{listen}'"), NOW)
+    assert (one.severity, one.subject) == ("ok", "api")
+    assert f"every local user can read at http://{listen}/metrics, without a token" in one.message
+    assert "api.metrics: token" in one.message
 
 
 @pytest.mark.parametrize("listen", ["10.0.0.1:8642", "[fd00::1]:8642", "backup.example.com:8642"])

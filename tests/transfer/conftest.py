@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.transfer.gpg import stop_agent
-from tests.support.keys import make_home
+from tests.support.keys import make_home, stop_agent
 from tests.support.places import short_directory
 from tests.transfer.homes import Homes, build
 

@@ -14,7 +14,6 @@ import pytest
 
 from backupd.engine.sandbox import is_available
 from backupd.model.errors import KeyUnusableError, ToolError
-from backupd.transfer.gpg import stop_agent
 from backupd.transfer.keyhome import usable_home
 from backupd.transfer.keyring import secret_fingerprints
 from backupd.transfer.openpgp import outline
@@ -94,7 +93,6 @@ def test_a_private_home_follows_what_is_put_into_the_real_one(locked: None, shor
     assert not [path for path in home.iterdir() if stat.S_ISSOCK(path.stat().st_mode)]
     (home / "trustdb.gpg").unlink(missing_ok=True)
     assert not (usable_home(home) / "trustdb.gpg").is_symlink()
-    stop_agent(home)
 
 
 def test_an_agent_that_runs_for_a_read_only_home_is_asked(locked: None, short_tmp: Path) -> None:

@@ -9,13 +9,12 @@ import pytest
 import zstandard
 
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, ToolError
-from backupd.transfer.gpg import stop_agent
 from backupd.transfer.keyhome import usable_home
 from backupd.transfer.openpgp import outline
 from backupd.transfer.seal import Sealer
 from backupd.transfer.unseal import Unsealer
 from tests.support.dice import thrown
-from tests.support.keys import make_home
+from tests.support.keys import make_home, stop_agent
 from tests.transfer.homes import Homes, NewHome, with_passphrase
 
 

@@ -1,0 +1,113 @@
+"""The database's user, who owns folders that root writes in, and whoever looks at what root leaves running."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from backupd.engine.launch import LaunchedServer, ServerConfig
+from backupd.engine.toolset import find_tool
+from backupd.model.errors import BackupdError
+from backupd.process.otherfolders import give, open_to_append, write_anew
+from restore.ownership import find_account, hand_over
+from restore.start import server_config, start_for_good
+from tests.support.datadir import initialise
+from tests.support.keys import make_home, make_key, stop_agent
+
+MYSQL = pwd.getpwnam("mysql")
+SECRET = "root's own"
+NAMES = ("my.cnf", "error.log", "tmp", "s.sock", "pid", "init.sql")
+
+
+def _links(folder: Path, victim: Path) -> None:
+    """As the database's user: its folder, full of links to a file of root's."""
+    folder.mkdir(exist_ok=True)
+    os.chown(folder, MYSQL.pw_uid, MYSQL.pw_gid)
+    commands = "; ".join(f"ln -s {victim} {folder / name}" for name in NAMES)
+    subprocess.run(["sh", "-c", commands], check=True, user="mysql", group="mysql", cwd="/")
+
+
+@pytest.fixture
+def victim(short_tmp: Path) -> Path:
+    path = short_tmp / "victim"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    return path
+
+
+def _assert_untouched(victim: Path) -> None:
+    found = victim.stat()
+    assert (victim.read_text(), found.st_uid, found.st_mode & 0o777) == (SECRET, 0, 0o600)
+
+
+def test_a_server_is_not_started_through_links_of_its_user(short_tmp: Path, victim: Path) -> None:
+    initialise(short_tmp / "data")
+    _links(short_tmp / "run", victim)
+    config = ServerConfig(program=find_tool(("mariadbd",)).path, datadir=short_tmp / "data",
+                          directory=short_tmp / "run", memory=64 << 20, own_account=True, skip_grants=False)
+    with pytest.raises((OSError, BackupdError)), LaunchedServer(config):
+        pass
+    _assert_untouched(victim)
+
+
+def test_a_server_that_stays_is_not_laid_out_through_links_either(short_tmp: Path, victim: Path) -> None:
+    initialise(short_tmp / "data")
+    _links(short_tmp / "run", victim)
+    config = server_config("/nonexistent/mariadbd", short_tmp / "data", short_tmp / "run", {},
+                           account=find_account("mysql"), store=short_tmp / "none", memory=64 << 20)
+    with pytest.raises((OSError, BackupdError)):
+        start_for_good(config, seconds=5)
+    _assert_untouched(victim)
+
+
+def test_nothing_is_written_or_given_away_through_a_link(short_tmp: Path, victim: Path) -> None:
+    folder, owner = short_tmp / "theirs", (MYSQL.pw_uid, MYSQL.pw_gid)
+    _links(folder, victim)
+    write_anew(folder / "my.cnf", b"ours", owner=owner)
+    assert ((folder / "my.cnf").read_bytes(), (folder / "my.cnf").is_symlink()) == (b"ours", False)
+    with pytest.raises(OSError, match="symbolic"):
+        open_to_append(folder / "error.log", owner=owner)
+    os.link(victim, folder / "hard.log")
+    with pytest.raises(OSError, match="no file of its own"):
+        open_to_append(folder / "hard.log", owner=owner)
+    give(folder / "pid", owner, 0o666)
+    (folder / "hard.log").unlink()
+    hand_over(folder, find_account("mysql"), folder_mode=0o700)
+    _assert_untouched(victim)
+    (short_tmp / "to").symlink_to(folder)
+    with pytest.raises(NotADirectoryError):
+        write_anew(short_tmp / "to" / "my.cnf", b"through the folder")
+
+
+_OPEN = """
+import sys
+from pathlib import Path
+from backupd.transfer.seal import Sealer
+from backupd.transfer.unseal import Unsealer
+home, key = Path(sys.argv[1]), sys.argv[2]
+assert Unsealer(home).unseal(Sealer([key], home).seal(b"content"), limit=100) == b"content"
+"""
+
+
+def _agents(place: Path) -> list[str]:
+    listed = subprocess.run(["ps", "-eo", "args"], check=True, capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if "gpg-agent" in line and str(place) in line]
+
+
+def test_an_agent_that_holds_the_opened_key_ends_with_the_command(short_tmp: Path) -> None:
+    home = make_home(short_tmp / "keys")
+    key = make_key(home)
+    stop_agent(home)
+    (short_tmp / "run").mkdir()
+    subprocess.run([sys.executable, "-c", _OPEN, str(home), key], check=True,
+                   env={**os.environ, "BACKUPD_RUNTIME": str(short_tmp / "run")})
+    deadline = time.monotonic() + 20
+    while _agents(short_tmp) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _agents(short_tmp) == []
