@@ -120,6 +120,9 @@ def remarks(folder: Path, schemas: Sequence[str], backup_id: str, *, replayed: b
     if chosen and none:
         said.append(f"backup {backup_id} has no views, routines or events of {', '.join(none)}: there were none, or it "
                     "was to take some tables of that schema only")
+    elif replayed and none:
+        said.append(f"backup {backup_id} has no views, routines or events of {', '.join(none)}: those that were made "
+                    "between it and the target are not restored")
     if replayed and (some := [schema for schema in schemas if schema not in none]):
         said.append(f"views, routines and events of {', '.join(some)} are those of backup {backup_id}: what was done "
                     "to them between it and the target is not replayed")

@@ -128,7 +128,7 @@ def loaded_instance(
         means=Means(spec.programs, spec.templates), watch=watch, report=report, cancel=cancel)
     _refuse_no_room(spec, sum(table.bytes for table in tables))
     if replaying is not None:
-        _refuse_inexact(tables, replaying.spec)
+        refuse_inexact(tables, replaying.spec)
     with scratch_folder(spec.path, spec.copy_id) as place:
         logs = replaying.logs(place / "binlogs") if replaying else None
         data = place / "data"
@@ -182,7 +182,7 @@ def _refuse_no_room(spec: TableCopySpec, rows: int) -> None:
                            f"needed, {format_size(free)} free", hint="free some space there")
 
 
-def _refuse_inexact(tables: Sequence[DumpedTable], replay: ReplaySpec) -> None:
+def refuse_inexact(tables: Sequence[DumpedTable], replay: ReplaySpec) -> None:
     """Raises RefusedError for tables whose rows are not those of the place where the replay begins."""
     start = replay.legs[0].start
     elsewhere = [table.name.shown for table in tables

@@ -35,6 +35,7 @@ from restore.relatives import Relatives, relatives
 from restore.sources import Loaded, load_chain, load_dump
 from restore.steps import thaw_step
 from restore.subset import subset_of, tables_in
+from restore.tablecopy import refuse_inexact
 from restore.tablenames import Renaming, TableGoal, goals
 from restore.tableplan import Candidate, Impossible, Source, TablePlan, choose, no_table
 from restore.tablesource import part_of_dump
@@ -233,6 +234,8 @@ def _dumped(wiring: Wiring, server_name: str, wanted: TableWishes, base: Plan, l
             detail="\n".join(f"{table.name.shown}: {table.reason or table.outcome}" for table in broken[:20]))
     found = _resolve(wiring, server_name, wanted, there, base, facts.server)
     needed = frozenset(found.needed)
+    if base.replay is not None:
+        refuse_inexact([table for table in facts.dump.dumped if table.name in needed], base.replay)
     part = part_of_dump(loaded, lambda name: name in needed)
     stored, source = _bytes([part])
     rows = sum(table.bytes for table in facts.dump.dumped if table.name in needed)
