@@ -48,6 +48,7 @@ OWN_ACCOUNT = "backupd_private"
 _DROP_OWN = f"DROP USER IF EXISTS {OWN_ACCOUNT}@localhost"
 
 _LOG_LINES = 25
+_LOST_AND_FOUND = "lost+found"
 _MIB = 1024 * 1024
 
 Options = Mapping[str, str | None]
@@ -166,9 +167,10 @@ def option_text(config: ServerConfig) -> str:
         "innodb_buffer_pool_size": str(config.memory),
         "innodb_buffer_pool_load_at_startup": "OFF",
         "innodb_buffer_pool_dump_at_shutdown": "OFF",
-        "loose_ignore_db_dirs": "lost+found",
         "max_connections": "50",
     }
+    if not config.datadir.is_dir() or (config.datadir / _LOST_AND_FOUND).is_dir():
+        rule["loose_ignore_db_dirs"] = _LOST_AND_FOUND  # MySQL does not know it, and writes so into its log
     if config.port:
         rule["bind_address"] = "127.0.0.1"
     else:

@@ -225,5 +225,12 @@ def test_the_rule_cannot_be_overridden_and_what_a_copy_needs_is_taken(short_tmp:
     assert options_for_copy(short_tmp / "nowhere", {}) == {}
 
 
+def test_the_file_systems_lost_and_found_is_no_schema(short_tmp: Path) -> None:
+    copy_template(short_tmp / "data")
+    (short_tmp / "data/lost+found").mkdir(mode=0o700)
+    with LaunchedServer(config(short_tmp)) as server, server.connection.connect() as session:
+        assert not [name for (name,) in session.query("SHOW DATABASES") if "lost" in str(name)]
+
+
 def _has(server: PrivateServer, schema: str) -> bool:
     return bool(server.query("SELECT 1 FROM information_schema.schemata WHERE schema_name = %s", (schema,)))

@@ -12,7 +12,7 @@ from backupd.engine.client import Connection
 from backupd.engine.dialect import dialect_of
 from backupd.engine.emptysystem import initialise
 from backupd.engine.grants import needs, read_grants
-from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
+from backupd.engine.launch import LaunchedServer, ServerConfig, log_tail, options_for_copy
 from backupd.engine.probe import examine, probe
 from backupd.engine.snapshot import Snapshot
 from backupd.engine.tables import list_tables
@@ -169,6 +169,7 @@ def test_a_launched_copy_is_deaf_and_mute_and_forgets_its_replication(source: My
             assert not session.records(dialect.replica_status)
             assert object_counts(session)["events"] == 1
             assert check_tables(server.connection, workers=2, report=lambda _progress: None).outcome == PASSED
+        assert "ignore_db_dirs" not in log_tail(config.error_log, 1000)
         assert not list(copy.glob("*.pem"))
 
 
