@@ -16,7 +16,7 @@ from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import chain_of, restorable
 from backupd.recovery.lineage import Strange, standing_aside
-from backupd.recovery.windows import Window
+from backupd.recovery.windows import Window, not_rolled
 from restore.aim import Archive
 from restore.beyond import Older, OlderError, Stream, behind_the_stream
 from restore.choice import Choice, Manner, choose, with_doubts
@@ -83,6 +83,10 @@ def make_plan(
         found = _by_logs(server, own, usable, target, preferences, streamed, now)
     older, line = (_older(server, found, target, preferences, streamed, now) if isinstance(target.goal, Latest)
                    else (None, ""))
+    if preferences.exclude and found.choice.replay is None:
+        why = not_rolled(found.choice.base) or "the backup is the target, and no binary logs are replayed onto it"
+        raise RefusedError(f"{', '.join(preferences.exclude)} cannot be left out: {why}",
+                           hint="choose a later target, or leave out --exclude-gtid")
     if older is not None and not preferences.accept_older:
         raise OlderError(server, older)
     chain = chain_of(found.choice.base.id, own)

@@ -34,7 +34,7 @@ from backupd.engine.tablefiles import OF_ENGINE, part_name, stem_of, table_of
 from backupd.engine.tables import SYSTEM_SCHEMAS, table_names
 from backupd.model.errors import ServerError
 from backupd.model.inventory import BaseTable
-from backupd.model.server import Flavour, Position
+from backupd.model.server import Flavour, Position, Version
 from backupd.model.table import TableName
 
 _TABLES = """
@@ -44,6 +44,8 @@ AND TABLE_SCHEMA NOT IN ({marks})
 """
 _LIST = "SELECT NAME, SPACE FROM information_schema.{list} WHERE NAME LIKE '%/%'"
 _TYPED_LIST = "SELECT NAME, SPACE, SPACE_TYPE FROM information_schema.{list} WHERE NAME LIKE '%/%'"
+_TYPED = Version(5, 7, 6)
+"""Of MySQL: the first with tablespaces of several tables besides the system's own, and the column that tells them."""
 _SETTINGS = (
     "SET SESSION wait_timeout = 2147483",
     # The server's own stages keep changes of definitions away; whoever holds a table nevertheless is not waited for.
@@ -93,7 +95,7 @@ class _Space:
 
 def _spaces(session: Session, dialect: Dialect) -> dict[TableName, dict[str, _Space]]:
     """By table and partition ("" for a table that has none)."""
-    typed = dialect.flavour is not Flavour.MARIADB
+    typed = dialect.flavour is not Flavour.MARIADB and dialect.version >= _TYPED
     try:
         rows = session.query((_TYPED_LIST if typed else _LIST).format(list=dialect.innodb_tables))
     except ServerError as error:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from backupd.model.clock import format_time
+from backupd.model.server import Version
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
 from tests.support import sample
 from tests.support.keys import Keys
 from tests.support.load import Writers
+from tests.support.oracle import stored, unaltered
+from tests.support.places import give_to_database, short_directory
 from tests.support.sample import checksum_everything
 from tests.support.server import Server, connect
-from tests.support.stacks import MYSQL, Stack, stacks
+from tests.support.stacks import MYSQL, MYSQL_XTRABACKUP, Stack, stacks, whole
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 GTIDS = {"gtid_mode": "ON", "enforce_gtid_consistency": "ON"}
@@ -38,44 +43,122 @@ def write(server: Server, count: int, seed: int) -> None:
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize("stack", stacks(*MYSQL))
-def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sources(
-        stack: Stack, short_tmp: Path, keys: Keys) -> None:
-    with stack.make(options=GTIDS) as server:
+@dataclass
+class Story:
+    """``before``: checksums of every table right before a DELETE, ``executed``: the GTIDs of that place; ``wrong``: the
+    GTID of the DELETE, ``harmless``: of a row of shop.products that nothing is built upon. ``refused``: the release
+    from which no log is replayed."""
+
+    stack: Stack
+    house: House
+    server: Server
+    refused: str
+    before: dict[str, int]
+    executed: str
+    wrong: str
+    harmless: str
+
+    def is_refused(self, *command: str) -> bool:
+        if self.refused:
+            self.house.refuses(self.refused, *command)
+        return bool(self.refused)
+
+
+def did(server: Server, statement: str) -> str:
+    """The GTID of a statement while nobody else writes."""
+    server.execute(statement)
+    source, _, done = str(server.scalar("SELECT @@GLOBAL.gtid_executed")).replace("\n", "").rpartition(":")
+    return f"{source}:{done.rpartition('-')[2]}"
+
+
+@pytest.fixture(scope="module", params=stacks(*MYSQL))
+def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
+    stack: Stack = request.param
+    with short_directory() as base, stack.make(options=GTIDS) as server:
         server.create_backup_users()
         sample.create(server)
-        house = House(short_tmp, server, keys, programs=stack.all_programs())
+        house = House(base, server, keys, programs=stack.all_programs())
         house.backup()
-        if release := stack.refused():
-            write(server, 10, seed=1)
-            Archive(house, server).take()
-            house.refuses(release, "plan", SERVER, "--to", format_time(datetime.now(UTC)))
-            target = f"gtid:{server.scalar('SELECT @@GLOBAL.gtid_executed')}"
-            house.refuses(release, "restore", SERVER, "--to", target, "--datadir", str(short_tmp / "d"))
-            assert not (short_tmp / "d").exists()
-            return
         write(server, 200, seed=1)
         server.execute("FLUSH BINARY LOGS")
         write(server, 200, seed=2)
+        harmless = did(server, "INSERT INTO shop.products (title, price, stock) VALUES ('wrong', 1, 1)")
         before, executed = sums(server), str(server.scalar("SELECT @@GLOBAL.gtid_executed"))
-        server.execute("DELETE FROM archive.letters")
-        source, _, done = executed.replace("\n", "").rpartition(":")
+        wrong = did(server, "DELETE FROM archive.letters")
         write(server, 200, seed=3)
-        archive = Archive(house, server)
-        archive.take()
-        wrong = f"{source}:{int(done.rpartition('-')[2]) + 1}"
+        Archive(house, server).take()
+        yield Story(stack, house, server, stack.refused(), before, executed, wrong, harmless)
 
-        outcome = house.ok("restore", SERVER, "--to", f"before-gtid:{wrong}", "--datadir", str(short_tmp / "d"),
-                           "--start")
+
+def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sources(
+        story: Story, short_tmp: Path) -> None:
+    house, server = story.house, story.server
+    to = ("restore", SERVER, "--to", f"before-gtid:{story.wrong}", "--datadir", str(short_tmp / "d"), "--start")
+    if story.is_refused(*to):
+        story.is_refused("plan", SERVER, "--to", format_time(datetime.now(UTC)))
+        assert not (short_tmp / "d").exists()
+        return
+    outcome = house.ok(*to)
+    try:
+        assert outcome["position"]["gtid"] == story.executed
+        with connect(outcome["started"]["socket"]) as connection:
+            assert checksum_everything(connection) == story.before
+    finally:
+        os.kill(outcome["started"]["pid"], signal.SIGKILL)
+    house.restore(short_tmp / "e", to="latest")
+    with story.stack.make(datadir=short_tmp / "e", options=GTIDS) as restored:
+        assert sums(restored) == sums(server)
+        executed = "SELECT @@GLOBAL.gtid_executed"
+        assert str(restored.scalar(executed)) == str(server.scalar(executed))
+        assert restored.query(f"SHOW {story.stack.words().replica} STATUS") == []
+
+
+def test_one_transaction_is_left_out_through_the_pipe_and_all_others_are_there(story: Story, short_tmp: Path) -> None:
+    command = ("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"), "--start", "--replay-with",
+               "pipe", "--exclude-gtid", story.harmless)
+    if story.is_refused(*command):
+        return
+    outcome = story.house.ok(*command)
+    try:
+        assert (outcome["replay"]["method"], outcome["replay"]["excluded"]) == ("pipe", [story.harmless])
+        with connect(outcome["started"]["socket"]) as connection:
+            found, live = checksum_everything(connection), sums(story.server)
+            assert {name for name in live if found[name] != live[name]} == {"`shop`.`products`"}
+    finally:
+        os.kill(outcome["started"]["pid"], signal.SIGKILL)
+
+
+def test_a_test_restore_compares_the_witness_on_the_way_to_the_latest_moment(story: Story) -> None:
+    proof = story.house.ok("test-restore", SERVER)
+    assert proof["outcome"] == "proved", proof
+    checks = {check["name"]: check for check in proof["checks"]}
+    assert "table checksums equal the witness" in checks
+    assert ("binary logs replayed to the target" in checks) is not bool(story.refused), checks
+
+
+@pytest.mark.parametrize("stack", stacks(*whole(MYSQL_XTRABACKUP)))
+def test_tables_outside_the_data_directory_are_rolled_forward_and_their_sources_stay_as_they_are(
+        stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    elsewhere = short_tmp / "elsewhere"
+    elsewhere.mkdir()
+    give_to_database(elsewhere)
+    known = {"innodb_directories": str(elsewhere)} if stack.version() >= Version(8, 0) else {}
+    with stack.make(options={**GTIDS, **known}) as server:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE away", *(
+            f"CREATE TABLE away.{name} (id INT PRIMARY KEY, t TEXT) DATA DIRECTORY='{elsewhere}'"
+            for name in ("old", "changed", "gone")), "INSERT INTO away.old VALUES (1, 'backed up')")
+        house = House(short_tmp, server, keys, programs=stack.all_programs())
+        house.backup()
+        server.execute("INSERT INTO away.old VALUES (2, 'replayed')", "ALTER TABLE away.changed ADD COLUMN more INT",
+                       "INSERT INTO away.changed VALUES (1, 'one', 2)", "DROP TABLE away.gone")
+        Archive(house, server).take()
+        server.restart()  # its files are as they stay
+        before = stored(elsewhere)
+        outcome = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d"), "--start")
         try:
-            assert outcome["position"]["gtid"] == executed
             with connect(outcome["started"]["socket"]) as connection:
-                assert checksum_everything(connection) == before
+                assert checksum_everything(connection) == sums(server)
         finally:
             os.kill(outcome["started"]["pid"], signal.SIGKILL)
-        house.restore(short_tmp / "e", to="latest")
-        with stack.make(datadir=short_tmp / "e", options=GTIDS) as restored:
-            assert sums(restored) == sums(server)
-            executed = "SELECT @@GLOBAL.gtid_executed"
-            assert str(restored.scalar(executed)) == str(server.scalar(executed))
-            assert restored.query(f"SHOW {stack.words().replica} STATUS") == []
+        unaltered(elsewhere, before)

@@ -118,6 +118,15 @@ def test_a_target_between_backups_is_refused_with_the_nearest_points_named(
     assert "--to backup:" in refused.value.hint
 
 
+@pytest.mark.parametrize("target", ["latest", f"backup:{BACKUPS[0].id}"])
+def test_without_a_replay_no_transaction_is_left_out_and_asking_for_it_is_refused(target: str) -> None:
+    with pytest.raises(RefusedError, match=r"^0-1-7 cannot be left out: the backup is the target"):
+        plan(target, BACKUPS, Preferences(exclude=("0-1-7",)))
+    old = replace(BACKUPS[0], flavour="mysql", server_version="5.6.24")
+    with pytest.raises(RefusedError, match=r"cannot be left out: binary logs are replayed onto mysql 5\.7\.6"):
+        plan(f"backup:{old.id}", [old], Preferences(exclude=("0-1-7",)))
+
+
 def test_a_target_that_cannot_be_ordered_still_names_what_is_recoverable() -> None:
     with pytest.raises(RefusedError, match="recoverable") as refused:
         plan("gtid:3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5", BACKUPS)
