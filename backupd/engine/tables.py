@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -103,6 +103,14 @@ def schemas_named(session: Session, names: Iterable[str]) -> list[str]:
     """Those of ``names`` that are schemas of the server. Raises ServerError."""
     present = {str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA")}
     return sorted(present & set(names))
+
+
+def with_a_backtick(session: Session, engines: Collection[str]) -> list[TableName]:
+    """Tables of ``engines`` that have a backtick in their name or in that of their schema. Raises ServerError."""
+    odd = sorted(name for name in table_names(session) if "`" in name.schema + name.table)
+    return [name for name in odd if session.query(
+        "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND ENGINE IN %s",
+        name.schema, name.table, tuple(engines))]
 
 
 def table_names(session: Session) -> frozenset[TableName]:

@@ -22,7 +22,7 @@ from backupd.engine.clone import Clone
 from backupd.engine.mariabackup import MariaBackup
 from backupd.engine.physical import PhysicalTool
 from backupd.engine.receipts import ReceiptNames
-from backupd.engine.tables import schemas_named
+from backupd.engine.tables import schemas_named, with_a_backtick
 from backupd.engine.xtrabackup import XtraBackup, refuse_encrypted
 from backupd.model.errors import RefusedError, ToolError, ToolMissingError
 from backupd.model.server import Flavour, ServerInfo, Tool, Version
@@ -32,6 +32,7 @@ from backupd.process.run import run
 XTRABACKUP = "xtrabackup"
 """What its backups name as their tool."""
 
+_LOCKED_BY_NAME = ("MyISAM", "Aria", "CSV")
 NO_PATHS: Mapping[str, str] = MappingProxyType({})
 _BESIDE_VERSION = ("ersion", "based on", "Ver ", "built against")
 """What stands in the line in which a program tells its version."""
@@ -147,14 +148,21 @@ def row_for(flavour: Flavour, version: Version) -> Row:
 
 
 def refuse_clashes(session: Session, info: ServerInfo) -> None:
-    """Raises RefusedError when a schema has the name of a file that the tool itself writes into its stream: file and
-    folder cannot both be unpacked, by anybody."""
+    """Raises RefusedError for names that the tool fails over: a schema that is called as a file which the tool itself
+    writes into its stream (file and folder cannot both be unpacked, by anybody), and on MariaDB tables that
+    mariadb-backup cannot lock (10.11.19: it does not double a backtick in BACKUP LOCK)."""
     names = frozenset().union(*(family.names.all for family in row_for(info.flavour, info.version).families))
     clashes = schemas_named(session, names)
     if clashes:
         raise RefusedError(
             f"schema {', '.join(clashes)} has the name of one of the backup tool's own files",
             hint="move its tables into a schema of another name; no physical backup can hold this one")
+    odd = with_a_backtick(session, _LOCKED_BY_NAME) if info.flavour is Flavour.MARIADB else []
+    if odd:
+        raise RefusedError(
+            f"mariadb-backup fails over {odd[0].shown}: a table of {', '.join(_LOCKED_BY_NAME)} with a backtick in its "
+            "name or its schema's", detail=", ".join(name.shown for name in odd),
+            hint="RENAME TABLE it, or ALTER TABLE ... ENGINE=InnoDB; meanwhile logical backups hold it")
 
 
 def physical_backup_tool(flavour: Flavour, version: Version, *, paths: Mapping[str, str] = NO_PATHS) -> Tool:

@@ -31,12 +31,18 @@ def test_hostile_names_survive_backup_restore_and_proof(short_tmp: Path, keys: K
         assert checksum_everything(connection) == expected
 
 
-def test_a_schema_named_like_a_file_of_the_tool_is_refused_by_check_and_backup(own_house: House) -> None:
+def test_names_that_the_tool_fails_over_are_refused_by_check_and_backup(own_house: House) -> None:
     own_house.server.execute("CREATE DATABASE xtrabackup_info")
     for command in ("check", "backup"):
         done = own_house.fails(command, SERVER)
         assert "xtrabackup_info" in done.all
         assert "another name" in done.all
+    own_house.server.execute("DROP DATABASE xtrabackup_info", "CREATE DATABASE d", "CREATE TABLE d.`in``no` (i INT)")
+    own_house.ok("check", SERVER)
+    own_house.server.execute("ALTER TABLE d.`in``no` ENGINE=Aria")
+    for command in ("check", "backup"):
+        done = own_house.fails(command, SERVER)
+        assert "`d`.`in``no`: a table of MyISAM, Aria, CSV with a backtick" in done.all
     assert own_house.backups() == []
 
 
