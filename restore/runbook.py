@@ -24,6 +24,7 @@ from restore.room import RESERVE
 from restore.runbook_logs import Step, apply_logs, choose_logs
 from restore.runbook_places import NOWHERE, render_places
 from restore.runbook_server import DATADIR, WORK, begun, option_file, programs_of, with_variables
+from restore.runbook_trust import SIGNED, UNSIGNED, first_look
 from storage import layout
 from storage.config import DestinationConfig
 
@@ -52,10 +53,11 @@ def prepare_command(
 
 def render_runbook(
     header: Header, body: Body, *, destinations: Sequence[str], earlier: Sequence[BackupRecord] = (),
-    places: Mapping[str, DestinationConfig] = NOWHERE,
+    places: Mapping[str, DestinationConfig] = NOWHERE, signed: bool = False,
 ) -> str:
     """Markdown. ``destinations``: the names of those that hold this backup; ``earlier``: what an increment builds on,
-    the full backup first; ``places``: what is known of the destinations that hold it or will."""
+    the full backup first; ``places``: what is known of the destinations that hold it or will; ``signed``: are the
+    manifests signed, so that others are refused?"""
     facts = body.facts
     info = facts.server
     row = row_for(info.flavour, info.version)
@@ -68,7 +70,7 @@ def render_runbook(
     logged = bool(facts.position.file)
     outside = any(entry.path.endswith(LINK_SUFFIX) for entry in body.entries)
     steps = [
-        _settings(header, info, facts.tool, row),
+        _settings(header, info, facts.tool, row, chain, signed=signed),
         *([choose_logs(header, body)] if logged else []),
         _unpack(header.server, chain),
         *([] if _is_clone(facts.tool) else [_prepare(facts.tool.name, memory, len(chain) - 1)]),
@@ -118,7 +120,7 @@ def _is_clone(tool: Tool) -> bool:
     return tool.name == clone.NAME
 
 
-def _settings(header: Header, info: ServerInfo, tool: Tool, row: Row) -> Step:
+def _settings(header: Header, info: ServerInfo, tool: Tool, row: Row, chain: Sequence[str], *, signed: bool) -> Step:
     series = info.version.series
     ours = programs_of(info)
     programs = [*([] if _is_clone(tool) else [tool.name]), ours.server, ours.client, ours.admin, ours.check]
@@ -142,14 +144,15 @@ done
 {of_tool}{row.server[0]} --no-defaults --version | grep -F ' {series}.' ||
     {{ echo 'needs the server {series}' >&2; exit 1; }}
 test -z "$(ls -A "$DATADIR" 2> /dev/null | grep -v -x 'lost+found')" || {{ echo "$DATADIR is not empty" >&2; exit 1; }}
+{first_look(header.server, chain, signed=signed)}
 mkdir -m 0711 "$WORK"
 """
     why = (
         "Set `REPOSITORY` and `DATADIR` first, for example with `export REPOSITORY=/srv/backups "
         "DATADIR=/var/lib/mysql`, and `GNUPGHOME` if the private key is not in root's own keyring. Everything is "
         "built in `WORK`, which must be on the same file system as `DATADIR`; nothing is written to `REPOSITORY`."
-    )
-    return "Settings, and is everything here?", why, script
+    ) + (SIGNED if signed else UNSIGNED)
+    return "Settings, and is everything here, as it was stored?", why, script
 
 
 def _unpack(server: str, chain: Sequence[str]) -> Step:

@@ -15,14 +15,15 @@ from backupd.model.manifest import Body, Header
 from backupd.model.server import Flavour
 from backupd.model.units import format_size
 from restore.runbook_places import NOWHERE, render_places
+from restore.runbook_trust import SIGNED, UNSIGNED, first_look
 from storage import layout
 from storage.config import DestinationConfig
 
 
 def render_logical_runbook(header: Header, body: Body, *, destinations: Sequence[str],
-                           places: Mapping[str, DestinationConfig] = NOWHERE) -> str:
+                           places: Mapping[str, DestinationConfig] = NOWHERE, signed: bool = False) -> str:
     """Markdown. ``destinations``: the names of those that hold this backup; ``places``: what is known of the
-    destinations that hold it or will."""
+    destinations that hold it or will; ``signed``: are manifests signed, so that others are refused?"""
     facts, info = body.facts, body.facts.server
     dump = facts.dump or DumpFacts(())
     mariadb = info.flavour is Flavour.MARIADB
@@ -33,6 +34,8 @@ def render_logical_runbook(header: Header, body: Body, *, destinations: Sequence
         "position": f"{facts.position.file}:{facts.position.pos}" if facts.position.file else "none (no binary log)",
         "gtid": facts.position.gtid or "none", "tool": f"{facts.tool.name} {facts.tool.version}",
         "size": format_size(header.stats.bytes_source), "files": header.stats.files, "tables": len(dump.dumped),
+        "trusted": first_look(header.server, (header.backup_id,), signed=signed),
+        "why_trusted": SIGNED if signed else UNSIGNED,
         "missing": header.tables_missing, "recipients": ", ".join(header.recipients),
         "destinations": ", ".join(destinations), "client": "mariadb" if mariadb else "mysql",
         "unpack": layout.unpack_key(header.server, header.backup_id), "set": header.table_set or "all of the policy",
@@ -70,7 +73,7 @@ that one shell.
 
 Set `REPOSITORY` and `WORK` first, for example with `export REPOSITORY=/srv/backups WORK=/var/tmp/tables`, and
 `GNUPGHOME` if the private key is not in your own keyring. `CLIENT` is the client with the options that it needs to
-reach the server that the tables are to be loaded into, as an account that may create them.
+reach the server that the tables are to be loaded into, as an account that may create them.@why_trusted@
 
 ```sh
 set -eu
@@ -85,6 +88,7 @@ for program in gpg zstd tar sha256sum ${CLIENT%% *}; do
     command -v "$program" > /dev/null || { echo "$program is missing" >&2; exit 1; }
 done
 test -z "$(ls -A "$WORK" 2> /dev/null)" || { echo "$WORK is not empty" >&2; exit 1; }
+@trusted@
 mkdir -p "$WORK"
 ```
 

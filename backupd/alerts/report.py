@@ -44,7 +44,8 @@ class PlaceLine:
 
 
 def report(servers: Sequence[ServerLine], places: Sequence[PlaceLine], incidents: Sequence[Incident], site: Site,
-           now: datetime) -> Letter:
+           now: datetime, noted: Sequence[tuple[str, str]] = ()) -> Letter:
+    """``noted``: what to keep outside of the store, to compare with: (what it is, what it says)."""
     rank = {"bad": 0, "warning": 1}
     ordered = sorted(servers, key=lambda one: (rank.get(one.status, 2), one.server))
     bad = sum(one.status == "bad" for one in servers)
@@ -67,6 +68,8 @@ def report(servers: Sequence[ServerLine], places: Sequence[PlaceLine], incidents
     if places:
         grids.append(Grid("Destinations", ("DESTINATION", "STATUS", "WHAT"), tuple(
             (one.name, one.status, one.why or one.forecast) for one in places)))
+    if noted:
+        grids.append(Grid("Keep this: what is stored can be compared with it", ("WHAT", "VALUE"), tuple(noted)))
     return Letter(
         f"[backupd] {word} report of {site.host}: {len(servers)} servers, {summary}",
         intro=f"{len(servers)} servers: {summary}. {len(incidents)} incidents are open.", blocks=tuple(wrong[:25]),

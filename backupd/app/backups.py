@@ -19,6 +19,7 @@ from backupd.app.retention import relieve
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
 from backupd.app.taking import add_row, behind, clock_warning, record_of
+from backupd.app.trust import signed_servers
 from backupd.app.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.config import collect
@@ -151,7 +152,8 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
 
     def documents(body: Body, header: Header) -> Documents:
         runbook = render_runbook(header, body, destinations=[d.name for d in destinations], earlier=decision.chain,
-                                 places={**server.required, **server.others})
+                                 places={**server.required, **server.others},
+                                 signed=server.name in signed_servers(wiring.settings))
         return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries))
 
     spec = PhysicalSpec(

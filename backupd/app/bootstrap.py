@@ -256,12 +256,14 @@ class _Writer:
         text = _text(self._wiring, destination, self._recipients)
         digest = hashlib.sha256(text).hexdigest()
         try:
-            if get_bytes(destination, layout.RECOVER) == text:
+            if get_bytes(destination, layout.RECOVER) == text and not _lacks_text_signature(destination, text):
                 if self._note.get(destination.name, layout.RECOVER) != digest:
                     self._note.set(destination.name, layout.RECOVER, digest)
                 return False
         except ObjectMissingError:
             pass
+        if isinstance(destination, SignedDestination):
+            destination.sign(layout.RECOVER, text)  # which nobody but a person reads, with the page in the hand
         put_bytes(destination, layout.RECOVER, text)
         self._note.set(destination.name, layout.RECOVER, digest)
         return True
@@ -371,6 +373,10 @@ def own_copies(destination: Destination, folder: str, maker: str | None = None) 
     found = [(copy, info) for info in destination.list(folder) if (copy := layout.copy_of(info.key)) is not None]
     return [info for copy, info in sorted(found, key=lambda item: item[0])
             if maker is None or copy[1] == maker]
+
+
+def _lacks_text_signature(destination: Destination, text: bytes) -> bool:
+    return isinstance(destination, SignedDestination) and bool(destination.problem(layout.RECOVER, text))
 
 
 def _lacks_signature(destination: Destination, info: ObjectInfo) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from backupd.app.bringbacktext import bring_back_text
 from backupd.transfer.signature import Signing
+from restore.runbook_trust import signature_check
 from storage import layout
 from storage.config import DestinationConfig, FilesystemConfig, S3Config, SftpConfig
 
@@ -53,6 +54,10 @@ def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str]
         version=version("backupd"), words=place.words, needs=place.needs, settings=place.settings.strip(),
         recipients=_bullets(recipients), first=servers[0] if servers else "NAME", name=name,
         signers=_SIGNERS.format(keys=_bullets(signing.trusted)) if signing is not None else "",
+        trust=_TRUST.format(functions=signature_check())
+        if signing is not None else "", unaltered=_UNALTERED.format(
+            servers=" | ".join(map(quote, sorted(signed))), sig=layout.signature_key("manifest.json"))
+        if signing is not None and signed else "",
         rows=rows_of(newest),
         destinations=_here({name: place.fields}), encryption=_here(encryption), policy=_here(policy),
         signed_policy=_here({**policy, "signed": True}),
@@ -178,14 +183,33 @@ _COLD_BY_HAND = """\
 Where that is in an archive class, the first call asks for it and stops; repeat it when it was thawed. """
 
 _SIGNERS = """
-Descriptions of backups here are signed. Only signatures of these keys count, and you have to know the fingerprints from
-elsewhere, since whoever can write here can write this text, too:
+Descriptions of backups here are signed, and so is this text. Whoever can write here can write another text, another
+signature and another key: **before you follow one line of it**, take the page that `backupd keys page` printed, which
+is kept elsewhere, and run the command that stands there. `SIGNER` is the fingerprint on that page. Only signatures of
+these keys count:
 
 {keys}
 
 Copies of the configuration are signed in the same way, each in the file beside it whose name ends in `.sig`. Nothing
 of them is used by the steps below but public keys; before you use more of one, let `gpg --verify NAME.sig NAME` tell
 you that one of these keys has signed it.
+"""
+
+_TRUST = """\
+{functions}export SIGNER
+"""
+
+_UNALTERED = """\
+case $SERVER in
+{servers})
+    fetch "servers/$SERVER/$BACKUP/manifest.json" > "$BASE/manifest.json"
+    fetch "servers/$SERVER/$BACKUP/{sig}" > "$BASE/{sig}"
+    signed_by_signer "$BASE/manifest.json"
+    digest=$(sed -n 's/.*"runbook":{{\\([^}}]*\\)}}.*/\\1/p' "$BASE/manifest.json" |
+        sed -n 's/.*"sha256":"\\([0-9a-f]*\\)".*/\\1/p')
+    printf '%s  %s\\n' "$digest" "$BASE/RUNBOOK.md" | sha256sum --check --strict --status ||
+        {{ echo "STOP: the runbook of $BACKUP is not the one that was stored" >&2; exit 1; }} ;;
+esac
 """
 
 _COLD = """
@@ -240,7 +264,7 @@ export GNUPGHOME
 mkdir -p "$BASE/policies"
 mkdir -p -m 0700 "$BASE/old"
 problem() {{ echo "PROBLEM: $*" >&2; }}
-{settings}
+{trust}{settings}
 ```
 
 If the key has a passphrase, write it into a file that only root can read, and set `PASSPHRASE_FILE` to its path.
@@ -355,7 +379,7 @@ done
 [ -n "$BACKUP" ] || {{ problem "no physical backup of $SERVER had ended by $TO"; exit 1; }}
 echo "backup $BACKUP of $SERVER is restored, to $TO"
 fetch "{server_folders}$SERVER/$BACKUP/RUNBOOK.md" > "$BASE/RUNBOOK.md"
-{by_hand}
+{unaltered}{by_hand}
 awk '/^[`][`][`]/ {{ on = /sh$/; next }} on' "$BASE/RUNBOOK.md" > "$BASE/steps.sh"
 export REPOSITORY DATADIR OWNER TO
 sh "$BASE/steps.sh"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from backupd.alerts.letter import Letter
@@ -9,7 +10,9 @@ from backupd.alerts.report import PlaceLine, ServerLine, report
 from backupd.app.channels import site_of, working, written
 from backupd.app.overview import PlaceView, ServerOverview, overview, places
 from backupd.app.schedule import next_runs
+from backupd.app.trust import recovery_page, signed_servers
 from backupd.app.wiring import Wiring
+from backupd.model.errors import BackupdError
 from backupd.model.incident import MessageKind
 
 REPORTED = "report"
@@ -40,7 +43,21 @@ def report_if_due(wiring: Wiring, now: datetime) -> bool:
 def report_now(wiring: Wiring, now: datetime) -> Letter:
     """Raises CatalogError."""
     return report([_server(one) for one in overview(wiring, now)], [_place(one) for one in places(wiring, now)],
-                  wiring.catalog.incidents.open(), site_of(wiring.settings), now)
+                  wiring.catalog.incidents.open(), site_of(wiring.settings), now, tuple(_noted(wiring)))
+
+
+def _noted(wiring: Wiring) -> Iterator[tuple[str, str]]:
+    """What would show that somebody has turned back or replaced what is stored."""
+    for newest in wiring.catalog.audit.list(limit=1):
+        yield "audit", f"{newest.number} entries, the newest with digest {newest.digest}"
+    if signed_servers(wiring.settings):
+        try:
+            page = recovery_page(wiring.settings)
+        except BackupdError as error:
+            yield "signing key", f"not known: {error.message}"
+        else:
+            yield "signing key", page.signing_key
+            yield "before you read RECOVER.md", page.command
 
 
 def _server(one: ServerOverview) -> ServerLine:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from backupd.app.serverview import ServerOverview
     from backupd.app.tables import Leftover
     from backupd.app.thawing import Thawed
+    from backupd.app.trust import RecoveryPage
     from backupd.backup.finding import Finding
     from backupd.metrics import Values
     from backupd.recovery.timeline import Timeline
@@ -341,6 +342,11 @@ class Service:
         from backupd.app.keys import keys as list_keys
 
         return list_keys(self._wiring)
+
+    def recovery_page(self) -> RecoveryPage:
+        from backupd.app.trust import recovery_page
+
+        return recovery_page(self._wiring.settings)
 
     def challenge_keys(self, recipient: str | None) -> list[Issued]:
         from backupd.app.keys import challenge

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import dataclass
+from typing import Any
+
 from backupd.app.settings import Settings
 from backupd.backup.finding import Finding, error, fine
-from backupd.model.errors import BackupdError
+from backupd.model.errors import BackupdError, RefusedError
 from backupd.model.hold import EVERY_SERVER
+from backupd.transfer.keyring import public_keys
 from backupd.transfer.signature import Signing, problem_of, sign
 from backupd.transfer.signed import SignedDestination
+from storage.config import DestinationConfig
 from storage.destination import Destination
 
+_PAGE = """\
+THE RECOVERY PAGE OF {host}
+Print it, and keep it outside of every place that holds backups: what lies there can be replaced by whoever can write
+there, with its signature and with the key beside it. This page cannot.
+
+Fingerprint of the signing key (SIGNER):  {key}
+{trusted}Private keys that open the backups, one of which you need:
+{recipients}
+Places that hold backups:
+{places}
+Before you read or follow RECOVER.md of a place: fetch it with RECOVER.md.sig, import the public key below, and run
+
+{command}
+
+Only when that prints OK: go on with RECOVER.md, with `export SIGNER={key}`.
+
+{public}"""
+_COMMAND = ("gpg --batch --no-options --status-fd 1 --verify RECOVER.md.sig RECOVER.md 2> /dev/null | "
+            "awk -v key={key} '$2 == \"VALIDSIG\" && ($3 == key || $NF == key) {{ ok = 1 }} "
+            "END {{ print ok ? \"OK\" : \"STOP: this is not what backupd wrote\"; exit !ok }}'")
 _SAMPLE = b"backupd asks itself whether it can sign\n"
 
 
@@ -44,6 +70,41 @@ def signing(settings: Settings) -> Signing:
     own = (encryption.signing_key,) if encryption.signing_key else ()
     return Signing(encryption.gnupg_home, encryption.signing_key,
                    tuple(dict.fromkeys((*own, *encryption.trusted_signers))), encryption.signing_passphrase_file)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPage:
+    """What has to be kept outside of the store. ``command``: says whether RECOVER.md may be believed, before it is
+    read; ``text``: the whole page."""
+
+    signing_key: str
+    command: str
+    text: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"signing_key": self.signing_key, "command": self.command, "page": self.text}
+
+
+def recovery_page(settings: Settings) -> RecoveryPage:
+    """Raises RefusedError where nothing is signed, ToolError, KeyUnusableError."""
+    ours = signing(settings)
+    if ours.key is None:
+        raise RefusedError("nothing is signed here, so nobody can tell a forged RECOVER.md from a true one",
+                           hint="make a signing key, name it as encryption.signing_key, and say `signed: true` in the "
+                                "policies: docs/operations.md tells how")
+    command = _COMMAND.format(key=ours.key)
+    places = sorted(settings.configuration.destinations.items())
+    others = [key for key in ours.trusted if key != ours.key]
+    return RecoveryPage(ours.key, command, _PAGE.format(
+        host=socket.gethostname(), key=ours.key, command=command, public=public_keys(ours.home, ours.trusted).decode(),
+        trusted="".join(f"Trusted besides:  {key}\n" for key in others),
+        recipients="\n".join(f"- {one}" for one in settings.encryption.recipients),
+        places="\n".join(f"- {name}: {_where(one)}" for name, one in places)))
+
+
+def _where(config: DestinationConfig) -> str:
+    space, parts = config.address
+    return "/".join((*space, *(part for part in parts if part != "/")))
 
 
 def findings(settings: Settings) -> list[Finding]:

@@ -86,6 +86,15 @@ def challenge(
 
 
 @app.command()
+def page(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    """Print what has to be kept outside of the backups: who signs them, and how to see that RECOVER.md is true."""
+    with session(context, config, as_json) as run:
+        found = run.service.recovery_page()
+        run.screen.document(found.as_json())
+        run.screen.text(found.text)
+
+
+@app.command()
 def answer(
     context: typer.Context,
     challenge_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the challenge.")],

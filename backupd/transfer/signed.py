@@ -59,7 +59,7 @@ class SignedDestination(ForwardingDestination):
         if not self._is_signed(key):
             return self._inner.get(key, offset=offset, length=length)
         document = self.as_it_lies(key)
-        problem = self._problem(key, document)
+        problem = self.problem(key, document)
         if problem:
             raise DamagedError(f"{self.name}: {key} is not believed", [f"{self.name}: {key}: {problem}"],
                                hint=self._hint(key, problem))
@@ -84,7 +84,7 @@ class SignedDestination(ForwardingDestination):
     def doubt(self, key: str, document: bytes) -> str:
         """Why nobody whom we trust vouches for ``document`` under ``key``; "" where somebody does, or nobody has to.
         Raises ObjectMissingError where nothing lies there any more."""
-        return self._problem(key, document) if self._is_signed(key) else ""
+        return self.problem(key, document) if self._is_signed(key) else ""
 
     def sign(self, key: str, document: bytes) -> None:
         """Vouch for ``document`` under ``key``, whoever put it there: for these bytes, which the caller has looked at,
@@ -95,7 +95,9 @@ class SignedDestination(ForwardingDestination):
         server = layout.signed_of(key)
         return server is not None and self._wanted(server)
 
-    def _problem(self, key: str, document: bytes) -> str:
+    def problem(self, key: str, document: bytes) -> str:
+        """Why the signature beside ``key`` does not vouch for ``document``; "" where it does. Raises ObjectMissingError
+        where neither lies there."""
         digest = hashlib.sha256(document).digest()
         if digest in self._good:
             return ""

@@ -119,9 +119,12 @@ def followed(blocks: list[str], env: dict[str, str], base: Path, *, programs: st
 
 
 def drill(house: House, before: Before, keys: Keys, text: str, to: str, expected: dict[str, int],
-          server: Any) -> None:
-    """On a machine that has nothing: the text, the destination and the key. With backupd, and without it."""
+          server: Any, page: str = "") -> None:
+    """On a machine that has nothing: the text, the destination and the key. With backupd, and without it. ``page``: the
+    recovery page, as it was printed."""
     with short_directory("bt-new-") as new, private_key(keys) as safe:
+        if page:
+            gpg(safe, "--import", stdin=page.encode())
         datadir, base = new / "data", new / "r"
         settings = {"GNUPGHOME": str(safe), "DATADIR": str(datadir), "BASE": str(base), "TO": to}
         blocks = [part.partition("\n```\n")[0] for part in text.split("\n```sh\n")[1:]]
@@ -159,13 +162,14 @@ def test_from_a_folder_whose_manifests_are_signed_a_moment_between_two_backups_c
         assert key in text
         for secret in ("accounts", "letters", "shop.later"):
             assert secret not in text
+        page = house.ok("keys", "page")["page"]
         kept = base.parent / f"{base.name}-kept"
         house.repository.rename(kept)
     try:
         for path in base.iterdir():  # catalog, spool, configuration: all of it burns
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        before.env["REPOSITORY"] = str(kept)
-        drill(house, before, keys, text, format_time(before.moment), before.then, PrivateServer)
+        before.env.update(REPOSITORY=str(kept), SIGNER=key)
+        drill(house, before, keys, text, format_time(before.moment), before.then, PrivateServer, page)
     finally:
         shutil.rmtree(kept)
 

