@@ -113,6 +113,13 @@ def _looked(server: LaunchedServer, look: Callable[[], Standing], *, narrowed: b
                         hint=f"its own log above tells why; {other_way(narrowed=narrowed)}") from error
 
 
+_ELSEWHERE = re.compile(r"\b(DATA|INDEX)\s+DIRECTORY\b", re.IGNORECASE)
+NO_FOLDER_ELSEWHERE = (
+    "the statement makes files in a folder of its own (DATA DIRECTORY), and a copy writes into no folder but its own, "
+    "whichever way it is replayed: restore to right before it (--to before-gtid: or its place), then do it by hand")
+_ENGINE_FAILED, _ENGINE_SAYS = 1030, "Got error 168"
+_UNTOLD = ("the storage engine could not make a file, and this server does not tell which; most likely "
+           f"{NO_FOLDER_ELSEWHERE}")
 _XAER_NOTA = 1397
 _HINTS: Mapping[int, str] = {
     1032: "the copy lacks a row that the logs change: backup and logs are not of one history, or the source changed "
@@ -120,6 +127,7 @@ _HINTS: Mapping[int, str] = {
     _XAER_NOTA: "an XA transaction was prepared before the place that the backup stands for, and ended behind it, so "
                 "that the copy does not know it: take a backup from before it was prepared or after it ended; physical "
                 "backups hold prepared transactions (--from physical)",
+    _ENGINE_FAILED: _UNTOLD,
     1062: "the copy has a row already that the logs insert: the replay began too early, or rows were written without "
           "logging them; test an older backup",
     1146: "the copy lacks a table that the logs use, such as a temporary one from before the backup",
@@ -131,15 +139,13 @@ _HINTS: Mapping[int, str] = {
 
 _OF_HISTORY = frozenset({1032, 1062})
 """Errors whose hints are as likely when only some tables are replayed."""
-_ELSEWHERE = re.compile(r"\b(DATA|INDEX)\s+DIRECTORY\b", re.IGNORECASE)
-NO_FOLDER_ELSEWHERE = (
-    "the statement makes files in a folder of its own (DATA DIRECTORY), and a copy writes into no folder but its own, "
-    "whichever way it is replayed: restore to right before it (--to before-gtid: or its place), then do it by hand")
 
 
 def hint_of_statement(text: str) -> str:
     """What to do when a statement failed whose text is in ``text``; "" where it tells nothing."""
-    return NO_FOLDER_ELSEWHERE if _ELSEWHERE.search(text) else ""
+    if _ELSEWHERE.search(text):
+        return NO_FOLDER_ELSEWHERE
+    return _UNTOLD if _ENGINE_SAYS in text else ""
 
 
 def _fail(code: int, text: str, thread: str, now: Standing, *, narrowed: bool) -> NoReturn:
