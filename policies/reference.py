@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from backupd.model.errors import NotFoundError
+from backupd.model.errors import UnknownNameError
 from policies.configuration import Configuration
 from policies.fields import Section
 from policies.problems import suggestion
@@ -62,9 +62,10 @@ def example_names() -> tuple[str, ...]:
 
 
 def example(name: str) -> str:
-    """The text of an example. Raises NotFoundError."""
+    """The text of an example. Raises UnknownNameError."""
     if name not in example_names():
-        raise NotFoundError(f"there is no example {name!r}{suggestion(name, example_names())}")
+        raise UnknownNameError(f"there is no example {name!r}{suggestion(name, example_names())}",
+                               hint=f"there are: {', '.join(example_names())}")
     return (_EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.clock import format_time
-from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
 from backupd.model.units import format_duration
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import chain_of, restorable
@@ -161,7 +161,7 @@ def _refuse_branch(server: str, own: Sequence[BackupRecord], target: Target, his
     if target.branch is None:
         return
     if history is None:
-        raise NotFoundError(
+        raise UnknownNameError(
             f"server {server} has no branch {target.branch!r}",
             hint="leave out @branch: the history of this server has not forked",
         )

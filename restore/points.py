@@ -8,7 +8,7 @@ from datetime import datetime
 
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time
-from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
 from backupd.model.server import Position
 from backupd.recovery.chains import dumps
 from backupd.recovery.windows import not_rolled
@@ -100,13 +100,15 @@ def disorder(chosen: BackupRecord, usable: Sequence[BackupRecord]) -> list[str]:
     return [f"{_named(newest)} is the newest by time, {_named(ahead)} is ahead by position: {why}; {choice}"]
 
 
+def unknown_backup(server: str, backup_id: str) -> UnknownNameError:
+    return UnknownNameError(f"server {server} has no backup {backup_id}", kind="backup", name=backup_id,
+                            hint=f"`backupd backups {server}` lists what there is")
+
+
 def _by_id(server: str, own: Sequence[BackupRecord], backup_id: str) -> tuple[BackupRecord, str]:
     found = next((b for b in own if b.id == backup_id), None)
     if found is None:
-        raise NotFoundError(
-            f"server {server} has no backup {backup_id}",
-            hint=f"`backupd backups {server}` lists what there is",
-        )
+        raise unknown_backup(server, backup_id)
     if found.state is BackupState.DELETED:
         raise RefusedError(
             f"backup {backup_id} is marked as deleted",

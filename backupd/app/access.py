@@ -6,6 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from backupd.app import tokens
+from backupd.app.scope import require_known
 from backupd.app.wiring import Wiring
 from backupd.catalog.audit import Verified
 from backupd.model.access import Actor, AuditEntry, Role, Token
@@ -39,8 +40,11 @@ class Access:
 
     def audit(self, *, actor: str | None = None, action: str | None = None, server: str | None = None,
               limit: int | None = None) -> tuple[AuditEntry, ...]:
-        """Newest first."""
-        return self._wiring.catalog.audit.list(actor=actor, action=action, server=server, limit=limit)
+        """Newest first. Raises UnknownNameError for a server that is neither known nor in the audit."""
+        found = self._wiring.catalog.audit.list(actor=actor, action=action, server=server, limit=limit)
+        if not found and server is not None:
+            require_known(self._wiring, server)
+        return found
 
     def verify_audit(self) -> Verified:
         return self._wiring.catalog.audit.verify()

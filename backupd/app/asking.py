@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from backupd.app.deed import deed
-from backupd.app.scope import require_all, see
+from backupd.app.replicating import destinations_of
+from backupd.app.scope import require_all, require_target, see
 from backupd.app.wiring import Wiring
 from backupd.model.access import Actor
 from backupd.model.backup import BackupKind
-from backupd.model.errors import RefusedError, UsageError
+from backupd.model.errors import UsageError
 from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 
@@ -47,13 +48,12 @@ class Requests:
     def test_restore(self, server: str, target: str = "latest") -> JobRecord:
         """``target``: any of a restore, or ``random``."""
         from backupd.app.proving import RANDOM
-        from restore.target import parse_target
 
         with deed(self._wiring, self._actor, "test-restore-requested", server=server, detail=target) as told:
             self._usable(server)
             self._wiring.settings.needs_restore()
             if target != RANDOM:
-                parse_target(target)
+                require_target(self._wiring, server, target)
             job = self._queue(JobKind.TEST_RESTORE, server, {"target": target})
             told.subject = job.id
             return job
@@ -76,18 +76,7 @@ class Requests:
         """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name. A
         job for each; one that waits already is not asked for twice, and given."""
         with deed(self._wiring, self._actor, "replicate-requested", server=server or "", detail=place or "") as told:
-            if place is not None:
-                self._wiring.settings.destination(place)
-            made = []
-            for name in [server] if server is not None else list(self._wiring.settings.servers):
-                found = self._wiring.settings.server(name)
-                known = [*found.required, *found.others]
-                if place is not None and place not in known:
-                    if server is None:
-                        continue  # of those that go there
-                    raise RefusedError(f"backups of {server} do not go to {place}",
-                                       hint=f"its policy names: {', '.join(known)}")
-                made += [self._copying(name, one) for one in ([place] if place is not None else known)]
+            made = [self._copying(name, one) for name, one in destinations_of(self._wiring, server, place)]
             told.subject = " ".join(job.id for job in made)
             return tuple(made)
 

@@ -10,12 +10,13 @@ from backupd.app import retention, verification
 from backupd.app.actions import of_proof, of_replication, of_verification, perform, replicate
 from backupd.app.deed import deed
 from backupd.app.jobs import Asked, run_here
-from backupd.app.proving import test_restore
+from backupd.app.proving import RANDOM, test_restore
+from backupd.app.replicating import destinations_of
 from backupd.app.replication import Replicated
 from backupd.app.restores import Wishes, restore
 from backupd.app.restoring import of_restore
 from backupd.app.run import JobRun, Result
-from backupd.app.scope import require_known
+from backupd.app.scope import require_known, require_target
 from backupd.app.tables import restore_tables
 from backupd.app.tableways import TableWishes
 from backupd.app.wiring import Wiring
@@ -45,14 +46,20 @@ class Foreground:
         policy says. Raises whatever keeps it from being taken; a backup with tables missing is taken."""
         from backupd.app.protection import with_protection
 
-        self._wiring.settings.server(server)
         asked = {"set": table_set, "tables": list(tables)}
+        found = self._wiring.settings.server(server)
+        if kind is BackupKind.LOGICAL:
+            from backupd.app.logical import chosen_tables
+
+            chosen_tables(found, asked)
         done = self._do("backup-requested", str(kind), JobKind(kind), server, lambda run: perform(self._wiring, run),
                         report, lambda result: result, {name: value for name, value in asked.items() if value})
         return with_protection(self._wiring, [self._wiring.catalog.backups.get(done.id)])[0]
 
     def test_restore(self, server: str, target: str, report: Report) -> Proof:
         self._wiring.settings.server(server)
+        if target != RANDOM:
+            require_target(self._wiring, server, target)
         return self._do("test-restore-requested", target, JobKind.TEST_RESTORE, server,
                         lambda run: test_restore(self._wiring, server, target, run.report), report, of_proof,
                         {"target": target})
@@ -66,18 +73,9 @@ class Foreground:
 
     def replicate(self, server: str | None, place: str | None, report: Report) -> tuple[Replicated, ...]:
         """Bring destinations up to date, for one server or all of them: ``place``, or all that their policies name."""
-        wiring = self._wiring
-        done = []
-        for name in [server] if server is not None else list(wiring.settings.servers):
-            found = wiring.settings.server(name)
-            known = [*found.required, *found.others]
-            if place is not None and place not in known and server is None:
-                continue  # of those that go there
-            for one in [place] if place is not None else known:
-                done.append(self._do(
-                    "replicate-requested", one, JobKind.REPLICATE, name, lambda run: replicate(wiring, run), report,
-                    of_replication, {"destination": one}))
-        return tuple(done)
+        return tuple(self._do(
+            "replicate-requested", one, JobKind.REPLICATE, name, lambda run: replicate(self._wiring, run), report,
+            of_replication, {"destination": one}) for name, one in destinations_of(self._wiring, server, place))
 
     def apply_retention(self, server: str, report: Report, *, really: bool = False) -> retention.Applied:
         require_known(self._wiring, server)
@@ -91,6 +89,7 @@ class Foreground:
         what is archived at this tier, and wait for it; ``accept_older``, ``accept_inexact``: see ``Wishes``."""
         wishes = Wishes.of(exclude, replay_with, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
         self._wiring.settings.server(server)
+        require_target(self._wiring, server, target)
         return self._do(
             "restore-started", f"{target} into {datadir}", JobKind.RESTORE, server,
             lambda run: restore(self._wiring, server, target, datadir, start=start, mode=mode, run=run, wishes=wishes),
@@ -107,7 +106,9 @@ class Foreground:
         ``logical`` or ``physical``; ``keys``: the most that are told of each sort of rows that differ."""
         wishes = Wishes.of(exclude, None, thaw, accept_older=accept_older, accept_inexact=accept_inexact)
         wanted = TableWishes.of(tables, rename, wishes, source)
-        self._wiring.settings.server(server)
+        for name in (server, *filter(None, [into])):
+            self._wiring.settings.server(name)
+        require_target(self._wiring, server, target)
         shown = f"{', '.join(tables)} of {target} into {into or sql}{', only to compare' if compare else ''}"
         return self._do(
             "restore-started", shown, JobKind.RESTORE, server,

@@ -9,6 +9,7 @@ from typing import Any
 
 from backupd.app import jobs
 from backupd.app.keeping import holds_of, kept_anywhere, written
+from backupd.app.scope import require_known
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, warning
 from backupd.model.errors import BackupdError, RefusedError, UsageError
@@ -86,12 +87,14 @@ def pause(wiring: Wiring, server: str, reason: str, by: str, *, stop_running: bo
 
 def release(wiring: Wiring, server: str, kind: HoldKind, by: str) -> tuple[str, ...]:
     """Take a hold or pause back; gives the destinations where a hold may still be written, with why. Raises
-    RefusedError where there is none of exactly this name."""
+    RefusedError where there is none of exactly this name, UnknownNameError where no server is called so."""
     found = [wiring.catalog.holds.release(server, kind)]
     problems: tuple[str, ...] = ()
     if kind is HoldKind.HOLD:
         problems = written(wiring, _places(wiring, server), lambda there: found.append(remove_hold(there, server)))
     if not any(found):
+        if server != EVERY_SERVER:
+            require_known(wiring, server)
         others = (holds_of(kept_anywhere(wiring), server) if kind is HoldKind.HOLD
                   else wiring.catalog.holds.of(server, kind))
         word = _WORDS[kind][0]
@@ -131,10 +134,10 @@ def _end(one: Hold) -> str:
 
 
 def _set(wiring: Wiring, server: str, kind: HoldKind, reason: str, by: str) -> Hold:
+    if server != EVERY_SERVER:
+        require_known(wiring, server)
     if not reason.strip():
         raise UsageError("a reason is needed: others will ask", hint='--reason "audit until March"')
-    if server != EVERY_SERVER and server not in wiring.catalog.backups.servers():
-        wiring.settings.server(server)
     found = wiring.catalog.holds.set(server, kind, reason.strip(), by, wiring.clock())
     _tell(wiring, kind, server, _WORDS[kind][0], f"by {by}: {found.reason}")
     return found

@@ -19,11 +19,12 @@ from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, warning
 from backupd.model.challenge import THIS_MACHINE, VALID_FOR, Challenge
 from backupd.model.clock import format_time
-from backupd.model.errors import BackupdError, KeyUnusableError, NotFoundError, RefusedError
+from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, UnknownNameError, unknown
 from backupd.model.event import Event, Severity
 from backupd.model.ids import is_id, new_id
 from backupd.transfer.keyring import KeyInfo, resolve_recipients, secret_fingerprints
 from backupd.transfer.phrase import digest_of, matches, new_phrase, open_phrase, seal_phrase
+from policies.problems import suggestion
 
 EXPIRING = Pair("key-expiring", "key-renewed")
 OVERDUE = Pair("key-overdue", "key-proved")
@@ -113,8 +114,9 @@ def challenge(wiring: Wiring, recipient: str | None = None) -> list[Issued]:
     if recipient is not None:
         infos = [info for info in infos if recipient in (info.name, info.fingerprint)]
         if not infos:
-            raise NotFoundError(f"{recipient} is no recipient of this configuration",
-                                hint="`backupd keys` lists them")
+            names = [info.name for info in _infos(wiring)]
+            raise UnknownNameError(f"{recipient} is no recipient of this configuration{suggestion(recipient, names)}",
+                                   hint="`backupd keys` lists them")
     here = _secrets(wiring)
     return [_issue(wiring, info, here) for info in infos]
 
@@ -274,7 +276,7 @@ def _secrets(wiring: Wiring) -> frozenset[str]:
 
 def _file(wiring: Wiring, challenge_id: str) -> Path:
     if not is_id(challenge_id):
-        raise NotFoundError(f"{challenge_id!r} is not the id of a challenge", hint="`backupd keys` lists the open ones")
+        raise unknown("challenge", challenge_id, lists="keys", what="the open ones")
     return wiring.settings.spool / "challenges" / f"{challenge_id}.asc"
 
 

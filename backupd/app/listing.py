@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Protocol
 
 from backupd.app.scope import require_known, see, seen
 from backupd.app.wiring import Wiring
@@ -21,6 +23,16 @@ if TYPE_CHECKING:
 
 PAGE = 100
 """Rows of a page when nobody says how many."""
+_LOOKED_AT = 1000
+_NEARLY = 0.85
+"""Of 25 characters up to three are wrong or missing."""
+
+
+class Named(Protocol):
+    """What the catalog calls by an id."""
+
+    @property
+    def id(self) -> str: ...
 
 
 class Listings:
@@ -112,6 +124,17 @@ class Listings:
         from backupd.app.policyview import validate
 
         return validate(self._wiring, text, name)
+
+    def resembling(self, kind: str, name: str) -> str:
+        """``; did you mean `...`?`` where something of this kind is called nearly so, among the newest; else ""."""
+        catalog = self._wiring.catalog
+        newest: dict[str, Callable[[], Iterable[Named]]] = {
+            "backup": lambda: catalog.backups.list(limit=_LOOKED_AT),
+            "job": lambda: catalog.jobs.list(limit=_LOOKED_AT),
+            "incident": lambda: catalog.incidents.list(limit=_LOOKED_AT),
+            "token": catalog.tokens.list, "challenge": catalog.challenges.list}
+        close = get_close_matches(name, [one.id for one in newest[kind]()], n=1, cutoff=_NEARLY)
+        return f"; did you mean `{close[0]}`?" if close else ""
 
     def _seen(self, server: str | None) -> tuple[str, ...] | None:
         found = seen(self._actor, server)

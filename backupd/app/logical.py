@@ -28,11 +28,12 @@ from backupd.engine.tables import hurry
 from backupd.engine.toolset import physical_tool
 from backupd.model.backup import BackupRecord
 from backupd.model.dump import DumpedTable
-from backupd.model.errors import BackupdError, NotFoundError, RefusedError, ToolError, UsageError
+from backupd.model.errors import BackupdError, RefusedError, ToolError, UnknownNameError, UsageError
 from backupd.model.identity import Identity
 from backupd.model.manifest import Body, Header
 from backupd.model.server import ServerInfo, no_roll_forward
 from backupd.model.table import TablePattern
+from policies.problems import suggestion
 from policies.schema import Logical, Tables
 from restore.runbook_logical import render_logical_runbook
 from restore.unpack import render_unpack
@@ -49,7 +50,7 @@ def dump_tables(wiring: Wiring, server: ServerSettings, run: JobRun, destination
     """Take one logical backup now, as ``run``; whose arguments may name a ``set`` of the policy, or patterns of
     ``tables``. Gives its record, and what is missing in it, if anything is.
 
-    Raises NotFoundError for a set that the policy does not have, UsageError for a pattern that is none, and whatever
+    Raises UnknownNameError for a set that the policy does not have, UsageError for a pattern that is none, and whatever
     made the backup fail; then nothing of it is left.
     """
     with _folder(wiring, server) as folder:
@@ -119,7 +120,7 @@ def accepts_missing(server: ServerSettings) -> bool:
 
 
 def chosen_tables(server: ServerSettings, arguments: Mapping[str, Any]) -> tuple[str, Tables]:
-    """The name of the set that a job's arguments ask for, and its tables. Raises NotFoundError for a set that the
+    """The name of the set that a job's arguments ask for, and its tables. Raises UnknownNameError for a set that the
     policy does not have, UsageError for a pattern that is none."""
     logical = server.policy.logical or _DEFAULTS
     named = str(arguments.get("set") or "")
@@ -133,8 +134,9 @@ def chosen_tables(server: ServerSettings, arguments: Mapping[str, Any]) -> tuple
     if not named:
         return "", logical.tables
     if named not in logical.sets:
-        raise NotFoundError(f"the policy {server.policy_name} has no set {named!r} of tables",
-                            hint=f"it has: {', '.join(logical.sets) or 'none'} (logical.sets)")
+        raise UnknownNameError(
+            f"the policy {server.policy_name} has no set {named!r} of tables{suggestion(named, logical.sets)}",
+            hint=f"it has: {', '.join(logical.sets) or 'none'} (logical.sets)")
     return named, logical.sets[named].tables
 
 

@@ -19,7 +19,7 @@ from typing import TextIO
 from backupd.app.settings import Settings
 from backupd.catalog.database import catalog_url
 from backupd.model.clock import format_time
-from backupd.model.errors import BackupdError, NotFoundError
+from backupd.model.errors import BackupdError, NotFoundError, unknown
 from backupd.model.ids import is_id
 from backupd.process.redact import Redactor
 
@@ -91,7 +91,7 @@ def log_folder(settings: Settings) -> Path:
 def log_path(settings: Settings, job_id: str) -> Path:
     """The log of a job. Raises NotFoundError for what is no job's id: it is part of a path."""
     if not is_id(job_id):
-        raise NotFoundError(f"there is no job {job_id}", hint="`backupd jobs` lists them")
+        raise unknown("job", job_id, lists="jobs")
     return log_folder(settings) / f"{job_id}.log"
 
 

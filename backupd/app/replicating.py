@@ -33,6 +33,23 @@ class Wanted:
     first_logs: dict[str, int] = field(default_factory=dict)
 
 
+def destinations_of(wiring: Wiring, server: str | None, place: str | None) -> list[tuple[str, str]]:
+    """Each server, or ``server`` alone, with each destination that its policy names, or with ``place`` alone. Raises
+    UnknownNameError, RefusedError where the policy of ``server`` does not name ``place``."""
+    if place is not None:
+        wiring.settings.destination(place)
+    found = []
+    for name in [server] if server is not None else list(wiring.settings.servers):
+        one = wiring.settings.server(name)
+        known = [*one.required, *one.others]
+        if place is None or place in known:
+            found += [(name, where) for where in (known if place is None else [place])]
+        elif server is not None:
+            raise RefusedError(f"backups of {server} do not go to {place}",
+                               hint=f"its policy names: {', '.join(known)}")
+    return found
+
+
 def opened(wiring: Wiring, name: str) -> Destination:
     """A destination that copies go to, initialised where this is the first one.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from backupd.app.wiring import Wiring
 from backupd.model.access import Actor
-from backupd.model.errors import ForbiddenError, NotFoundError
+from backupd.model.errors import ForbiddenError, NotFoundError, UnknownNameError
+from policies.problems import suggestion
 
 
 def scoped(wiring: Wiring, actor: Actor) -> Wiring:
@@ -33,6 +34,23 @@ def require_known(wiring: Wiring, server: str) -> None:
     if not (catalog.backups.list(server, limit=1) or server in catalog.binlogs.servers()
             or catalog.jobs.list(server, limit=1)):
         wiring.settings.server(server)
+
+
+def require_target(wiring: Wiring, server: str, text: str) -> None:
+    """Raises UnknownNameError where a target names a backup or a branch that the catalog does not have of ``server``,
+    UsageError for what is no target."""
+    from restore.points import unknown_backup
+    from restore.target import AtBackup, parse_target
+
+    target = parse_target(text)
+    branches = [branch.id for branch in wiring.catalog.binlogs.branches(server)] if target.branch else []
+    if target.branch and target.branch not in branches:
+        raise UnknownNameError(f"server {server} has no branch {target.branch!r}{suggestion(target.branch, branches)}",
+                               hint=f"`backupd timeline {server}` shows those that there are")
+    if isinstance(target.goal, AtBackup):
+        backup = target.goal.backup_id
+        if not any(record.id == backup for record in wiring.catalog.backups.list(server)):
+            raise unknown_backup(server, backup)
 
 
 def seen(actor: Actor, server: str | None) -> tuple[str, ...] | None:

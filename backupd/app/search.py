@@ -15,10 +15,12 @@ from itertools import groupby
 from typing import Any
 
 from backupd.app.indexes import Indexes
+from backupd.app.scope import require_known
 from backupd.app.wiring import Wiring
 from backupd.model.binlog import Change, ChangeKind, Segment, SegmentRecord, Transaction
 from backupd.model.clock import format_time
-from backupd.model.errors import DamagedError, DestinationError, NotFoundError, UsageError
+from backupd.model.errors import DamagedError, DestinationError, NotFoundError, UnknownNameError, UsageError
+from policies.problems import suggestion
 
 _BEGINNING = ("", 0, -1)
 
@@ -103,12 +105,15 @@ def search(wiring: Wiring, server: str, *, tables: Sequence[str] = (), kinds: Se
     cursor, TooLongError, ConfigurationError or KeyUnusableError without the private key, and after everything else
     DamagedError or DestinationError when some segments could not be read.
     """
+    require_known(wiring, server)
     known = [one.id for one in wiring.catalog.binlogs.branches(server)]
-    branches = [one for one in known if branch in (None, one)]
-    if not branches:
-        what = f"branch {branch} of {server}" if branch is not None else server
-        raise NotFoundError(f"no binary log of {what} is archived",
+    if branch is not None and branch not in known:
+        raise UnknownNameError(f"no binary log of branch {branch} of {server} is archived{suggestion(branch, known)}",
+                               hint=f"`backupd timeline {server}` shows the branches that there are")
+    if not known:
+        raise NotFoundError(f"no binary log of {server} is archived",
                             hint=f"`backupd binlog status {server}` shows what there is")
+    branches = [one for one in known if branch in (None, one)]
     beyond = _place(after, branches) if after is not None else _BEGINNING
     branches = branches[branches.index(beyond[0]):] if beyond[0] else branches
     wanted = Wanted(tuple(tables), frozenset(kinds), since, until, gtid, beyond)

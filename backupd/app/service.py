@@ -353,6 +353,9 @@ class Service:
 
         return challenge(self._wiring, recipient)
 
+    def challenge(self, challenge_id: str) -> Challenge:
+        return self._wiring.catalog.challenges.get(challenge_id)
+
     def answer_challenge(self, challenge_id: str, phrase: str) -> Challenge:
         from backupd.app.keys import answer
 

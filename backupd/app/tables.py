@@ -22,12 +22,13 @@ from backupd.model.errors import (
     CancelledError,
     DamagedError,
     DestinationError,
-    NotFoundError,
     RefusedError,
+    UnknownNameError,
 )
 from backupd.model.ids import is_id, new_id
 from backupd.model.job import JobState, RestoreRecord
 from backupd.model.proof import Phase
+from policies.problems import suggestion
 from restore import tablerestore
 from restore.difference import SAMPLE
 from restore.handover import LostError, Pending, Triggers, pending, settle
@@ -145,14 +146,15 @@ class Leftover:
 def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> tuple[Leftover, ...]:
     """Staging schemas on a server; with ``drop`` (the id of a restore, ``all`` for every one that nobody is at) these
     are removed, after a hand-over that had begun is taken back, or finished where its tables are in their places.
-    Raises NotFoundError, BusyError, ServerError."""
+    Raises UnknownNameError, BusyError, ServerError."""
     connection = wiring.settings.server(server_name).restore_connection()
     found = stagings(connection)
     wanted = [one for one in found if drop is not None and (one.restore_id == drop.lower() or
                                                             (drop == "all" and not one.active))]
     if drop not in (None, "all") and not wanted:
-        raise NotFoundError(f"restore {drop} left nothing on {server_name}",
-                            hint=f"`backupd leftovers {server_name}` lists what there is")
+        near = suggestion(drop, [one.restore_id for one in found])
+        raise UnknownNameError(f"restore {drop} left nothing on {server_name}{near}",
+                               hint=f"`backupd leftovers {server_name}` lists what there is")
     told = []
     for one in found:
         begun = next((moving for schema in one.schemas if (moving := pending(connection, schema))), None)

@@ -13,7 +13,7 @@ from backupd.catalog.database import Database
 from backupd.catalog.listed import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.tables import backups, copies, identities
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.identity import Verdict
 from backupd.model.manifest import Stats
 from backupd.model.server import Position
@@ -164,7 +164,7 @@ def _is_copy(backup_id: str, destination: str) -> Any:
 
 
 def _not_found(backup_id: str) -> NotFoundError:
-    return NotFoundError(f"there is no backup {backup_id}", hint="`backupd backups` lists those that are known")
+    return unknown("backup", backup_id, lists="backups")
 
 
 def _columns(record: BackupRecord) -> dict[str, Any]:

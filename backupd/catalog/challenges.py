@@ -10,7 +10,7 @@ from sqlalchemy.engine import RowMapping
 from backupd.catalog.database import Database
 from backupd.catalog.tables import challenges
 from backupd.model.challenge import VALID_FOR, Challenge
-from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.errors import RefusedError, unknown
 
 
 class Challenges:
@@ -31,7 +31,7 @@ class Challenges:
         with self._database.read() as connection:
             row = connection.execute(select(challenges).where(challenges.c.id == challenge_id)).mappings().first()
         if row is None:
-            raise NotFoundError(f"there is no challenge {challenge_id}", hint="`backupd keys` lists the open ones")
+            raise unknown("challenge", challenge_id, lists="keys", what="the open ones")
         return _challenge(row)
 
     def list(self, fingerprint: str | None = None) -> tuple[Challenge, ...]:

@@ -13,7 +13,7 @@ from backupd.catalog.database import Database
 from backupd.catalog.listed import EVER, Span
 from backupd.catalog.messages import insert_messages
 from backupd.catalog.peopletables import incidents
-from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.errors import RefusedError, unknown
 from backupd.model.event import Event, Severity
 from backupd.model.incident import Incident, Message
 
@@ -117,7 +117,7 @@ class IncidentRows:
 def _one(connection: Connection, incident_id: str) -> Incident:
     row = connection.execute(select(incidents).where(incidents.c.id == incident_id)).mappings().first()
     if row is None:
-        raise NotFoundError(f"there is no incident {incident_id}", hint="`backupd alerts --all` lists them")
+        raise unknown("incident", incident_id, lists="alerts --all")
     return _incident(row)
 
 

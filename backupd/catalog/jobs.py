@@ -18,7 +18,7 @@ from backupd.catalog.events import insert_events
 from backupd.catalog.listed import EVER, Listed, Span, cursor_of, page
 from backupd.catalog.phases import phases_from, phases_json
 from backupd.catalog.tables import jobs
-from backupd.model.errors import BackupdError, NotFoundError, RefusedError
+from backupd.model.errors import BackupdError, RefusedError, unknown
 from backupd.model.event import Event
 from backupd.model.job import FIRST_STATES, JOB_MOVES, JobRecord, JobState
 from backupd.model.proof import Phase
@@ -292,7 +292,7 @@ def _records(connection: Connection, query: Select[Any]) -> tuple[JobRecord, ...
 def _one(connection: Connection, job_id: str) -> JobRecord:
     row = connection.execute(select(jobs).where(jobs.c.id == job_id)).mappings().first()
     if row is None:
-        raise NotFoundError(f"there is no job {job_id}", hint="`backupd jobs` lists them")
+        raise unknown("job", job_id, lists="jobs")
     return _record(row)
 
 

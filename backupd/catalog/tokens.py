@@ -10,7 +10,7 @@ from sqlalchemy.engine import RowMapping
 from backupd.catalog.database import Database
 from backupd.catalog.peopletables import sessions, tokens
 from backupd.model.access import Role, Token
-from backupd.model.errors import NotFoundError, RefusedError
+from backupd.model.errors import RefusedError, unknown
 
 USED_EVERY = timedelta(minutes=5)
 """How exactly the last use of a token is known: a write for each request would be too many."""
@@ -44,7 +44,7 @@ class Tokens:
         with self._database.read() as connection:
             row = connection.execute(select(tokens).where(tokens.c.id == token_id)).mappings().first()
         if row is None:
-            raise NotFoundError(f"there is no token {token_id}", hint="`backupd token list` lists them")
+            raise unknown("token", token_id, lists="token list")
         return _token(row)
 
     def find(self, digest: str) -> Token | None:

@@ -103,6 +103,7 @@ def answer(
 ) -> None:
     """Give the phrase of a challenge: on stdin, or when asked for it."""
     with session(context, config, as_json) as run:
+        run.service.challenge(challenge_id)  # before anybody looks for a phrase
         phrase = typer.prompt("phrase", err=True) if sys.stdin.isatty() else sys.stdin.read(4096)
         done = run.service.answer_challenge(challenge_id, phrase)
         run.screen.done = "the answer was recorded"

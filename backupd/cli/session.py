@@ -13,6 +13,7 @@ import typer
 from backupd.cli.failure import explained
 from backupd.cli.options import config_path, wants_json
 from backupd.cli.screen import Screen, complain
+from backupd.model.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -68,4 +69,9 @@ def session(context: typer.Context, config: Path | None, as_json: bool, held: Pa
     ``opening``, ``new_catalog``: as of ``Service.open``."""
     with guarded(context, as_json) as screen, open_service(
             config_path(context, config), held, opening, new_catalog=new_catalog) as service:
-        yield Session(service=service, screen=screen)
+        try:
+            yield Session(service=service, screen=screen)
+        except UnknownNameError as error:
+            if error.name:
+                error.message += service.listings.resembling(error.kind, error.name)
+            raise

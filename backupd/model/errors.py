@@ -8,6 +8,7 @@
     ├── UnauthenticatedError    nobody knows who asks: no token, or one that counts no more
     ├── ForbiddenError          who asks is known, and may not do this
     ├── NotFoundError           no such server, backup, destination
+    │   └── UnknownNameError    nothing is called so: it was typed wrong, exit 2
     ├── ToolError               an external program failed
     │   └── ToolMissingError
     ├── StreamError             a tool's output is not what its format promises
@@ -121,9 +122,20 @@ class NotFoundError(BackupdError):
 
 
 class UnknownNameError(NotFoundError):
-    """A name that the configuration does not have: it was typed wrong."""
+    """A name that neither the configuration nor the catalog has: it was typed wrong. ``kind``, ``name``: of what is in
+    the catalog, by which the command line finds those that resemble it."""
 
     exit_code = 2
+
+    def __init__(self, message: str, *, detail: str = "", hint: str = "", kind: str = "", name: str = "") -> None:
+        super().__init__(message, detail=detail, hint=hint)
+        self.kind = kind
+        self.name = name
+
+
+def unknown(kind: str, name: str, *, lists: str, what: str = "those that are known") -> UnknownNameError:
+    """Nothing of this ``kind`` has this id; ``lists``: the command that lists ``what`` there is."""
+    return UnknownNameError(f"there is no {kind} {name}", hint=f"`backupd {lists}` lists {what}", kind=kind, name=name)
 
 
 class ToolError(BackupdError):

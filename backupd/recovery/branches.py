@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import Branch, Run
-from backupd.model.errors import NotFoundError
+from backupd.model.errors import UnknownNameError
 from backupd.recovery.runs import Place, executed, first_of, joined, last_of, place_of, replayable_from, same_state
 
 
@@ -49,10 +49,10 @@ class Histories:
         return self.branches[-1] if self.branches else None
 
     def branch(self, branch_id: str) -> Branch:
-        """Raises NotFoundError naming those that there are."""
+        """Raises UnknownNameError naming those that there are."""
         found = self._by_id.get(branch_id)
         if found is None:
-            raise NotFoundError(
+            raise UnknownNameError(
                 f"this server has no branch {branch_id!r}",
                 detail="\n".join(f"{b.id}: {b.reason}, since {b.noticed_at:%Y-%m-%d %H:%M:%SZ}" for b in self.branches),
                 hint=f"leave out @branch for the present one; `backupd timeline {self.server}` shows them all")
