@@ -165,6 +165,11 @@ def problem_of(found: Identity | None, record: BackupRecord) -> BackupdError | N
         "own id means it, and no rule counts it", detail=_detail(found), hint=accept_hint(record.server))
 
 
+def stranger_refused(found: Identity, what: str) -> RefusedError:
+    """``what``: is not done with a stranger, and why."""
+    return RefusedError(f"{STRANGER}: {what}", detail=_detail(found), hint=accept_hint(found.server))
+
+
 def finding_of(found: Identity | None, server: str) -> list[Finding]:
     """What `backupd check` says."""
     if found is None:

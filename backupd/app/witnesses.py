@@ -5,8 +5,10 @@ A test restore that is rolled forward compares the restored copy with the newest
 
 from __future__ import annotations
 
+from backupd.app.identity import meet, stranger_refused
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
+from backupd.engine.probe import examine
 from backupd.engine.witness import take
 from backupd.model.errors import RefusedError
 from backupd.model.ids import new_id
@@ -15,11 +17,17 @@ from backupd.model.ids import new_id
 def take_witness(wiring: Wiring, run: JobRun) -> str:
     """Read the checksums of the server's tables now, within the policy's budget; gives the id of the witness.
 
-    Raises RefusedError for a server without a binary log, whose moments cannot be found again; ServerError.
+    Raises RefusedError for a server without a binary log, whose moments cannot be found again, and for another server
+    than the one that is meant; ServerError.
     """
     server = wiring.settings.server(run.job.server)
     budget = server.policy.witness.max_duration
-    witness = take(server.connection(), server=server.name, max_seconds=budget.total_seconds(), clock=wiring.clock,
+    connection = server.connection()
+    with connection.connect() as session:
+        met = meet(wiring, server.name, session, examine(session, tolerant=True).info, adopt=False)
+    if met is not None and met.is_stranger:
+        raise stranger_refused(met, "no witness of it is taken: restored copies would be compared with its tables")
+    witness = take(connection, server=server.name, max_seconds=budget.total_seconds(), clock=wiring.clock,
                    report=run.report)
     if not witness.position.file:
         raise RefusedError(f"{server.name} writes no binary log: no restore comes to the moment that was just read",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.app.actions import perform
+from backupd.app.identity import accept
 from backupd.app.run import JobRun
 from backupd.app.schedule import former_leg, legs
 from backupd.app.settings import load_settings
@@ -17,6 +18,7 @@ from backupd.app.wiring import Wiring
 from backupd.app.witnesses import forget_old
 from backupd.catalog.session import open_catalog
 from backupd.model.errors import RefusedError
+from backupd.model.identity import Identity, Verdict
 from backupd.model.job import JobKind, JobRecord, JobState
 from tests.catalog import samples
 from tests.e2e.house import SERVER, House
@@ -63,6 +65,18 @@ def test_a_server_without_a_binary_log_has_no_moments_to_come_back_to(short_tmp:
             with pytest.raises(RefusedError, match="writes no binary log"):
                 perform(wiring, job(wiring))
             assert catalog.witnesses.latest(SERVER) is None
+
+
+def test_of_another_server_no_witness_is_taken(wiring: Wiring) -> None:
+    identities = wiring.catalog.identities
+    identities.put(Identity(SERVER, "that one", Verdict.OWN, wiring.clock(), wiring.clock(), server_id=77))
+    with pytest.raises(RefusedError, match="another server answers under this name: no witness") as refused:
+        perform(wiring, job(wiring))
+    assert f"backupd server accept {SERVER}" in refused.value.hint
+    assert wiring.catalog.witnesses.latest(SERVER) is None
+    assert [one.verdict for one in identities.of(SERVER) if one.uuid != "that one"] == [Verdict.STRANGER]
+    accept(wiring, SERVER, "ops")
+    assert wiring.catalog.witnesses.get(perform(wiring, job(wiring)).id)
 
 
 def test_witnesses_from_before_the_oldest_backup_are_forgotten(wiring: Wiring) -> None:

@@ -80,5 +80,5 @@ def test_a_challenge_is_answered_on_stdin_and_never_shown(house: House) -> None:
     assert entry["proved_by"]
     assert entry["open_challenge"] is None
     assert "proved" in house.run("keys").out
-    house.fails("keys", "challenge", "--recipient", "nobody@example.com")
+    house.fails("keys", "challenge", "--recipient", "nobody@example.com", code=2)
     stop_agent(house.base / "empty")
