@@ -147,10 +147,11 @@ def _branch_event(branch: Branch, others: Sequence[Branch], now: datetime) -> Ev
             server=branch.server, subject=branch.id, detail=branch.note,
             hint="take a full backup now: nothing before is rolled forward past this point")
     known = branch.parent is None or branch.fork is not None
+    why = branch.note if branch.reason is BranchReason.UNKNOWN and known else _REASONS[branch.reason]
     return Event(
         now, "branch-begun", Severity.INFO if branch.reason is BranchReason.FIRST else Severity.WARNING,
         f"a branch of {branch.server}'s history begins with {branch.file(branch.first_number)}: "
-        f"{_REASONS[branch.reason]}", server=branch.server, subject=branch.id, detail=branch.note,
+        f"{why}", server=branch.server, subject=branch.id, detail=branch.note,
         hint="" if known else "nothing is recovered across it: take a full backup now, so that there is one on this "
                               "branch")
 

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -140,7 +140,7 @@ class StreamRun:
                 name, source, tool, self._spool, installation=wiring.identity_key().hex(), wanted=wanted,
                 max_spool_bytes=self._policy.max_spool, clock=wiring.clock,
                 on_event=lambda event: self._heard(event, report), archived_to=archiver.archived_to,
-                programs=wiring.settings.spool, given_up=lambda: given_up)
+                programs=wiring.settings.spool, given_up=lambda: given_up, ours=self._ours)
             thread = threading.Thread(target=self._copy, args=(streamer,), name="streamer", daemon=True)
             say("stream-started", f"process {os.getpid()}, to {', '.join(destinations)}", server=name)
             thread.start()
@@ -208,6 +208,15 @@ class StreamRun:
             return ()  # the next process asks again
         return [(gap.branch, place[0]) for gap in gaps
                 if not gap.destination and (place := place_of(gap.after)) is not None]
+
+    def _ours(self) -> Collection[str]:
+        """Of those that answered under this name. Raises ServerError where the catalog does not tell."""
+        try:
+            known = self._scribe.ask(lambda catalog: catalog.identities.of(self._server.name), patience=PATIENCE)
+        except CatalogError as error:
+            raise ServerError(f"who answers at {self._server.connection().address} cannot be compared: {error.message}",
+                              hint="it is asked again; nothing is concluded until then") from error
+        return {one.uuid for one in known if not one.is_stranger}
 
     # -- the work
 

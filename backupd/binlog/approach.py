@@ -6,7 +6,7 @@ them: branches and gaps in the spool, events for whoever listens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -41,15 +41,18 @@ class Start:
 
 
 class Approach:
-    """``fetch``: copies one of the server's files as it is now, and says where. ``wanted``: as of Streamer."""
+    """``fetch``: copies one of the server's files as it is now, and says where. ``wanted``, ``ours``: as of Streamer.
+    """
 
     def __init__(self, server: str, source: BinlogSource, spool: Spool, *, fetch: Callable[[str], Path],
-                 wanted: Position | None, clock: Clock, tell: Callable[[StreamEvent], None]) -> None:
+                 wanted: Position | None, ours: Callable[[], Collection[str]], clock: Clock,
+                 tell: Callable[[StreamEvent], None]) -> None:
         self._server = server
         self._source = source
         self._spool = spool
         self._fetch = fetch
         self._wanted = wanted
+        self._ours = ours
         self._clock = clock
         self._tell = tell
         self._unlogged: datetime | None = None
@@ -92,6 +95,16 @@ class Approach:
         if why := continuity.restored(self._spool.seen(), state):
             return self._was_restored(newest, state, why)
         return Start(branch, newest.number, newest.name, newest)
+
+    def back(self, state: SourceState) -> Start | None:
+        """Where it goes on with the server whose stream another one interrupted that was not meant (a wrong port, say).
+        None: no such server answers, or its log does not hold what was archived of it, byte for byte. Raises as
+        ``where``."""
+        found = self._goes_on(state)
+        if found is None:
+            return None
+        self._make_sure(state)
+        return self._begin(found, state, self._spool.newest())
 
     def differs(self, start: Start, equal: int) -> Start | None:
         """The server's file is the same as ``start.kept`` for ``equal`` bytes only: shorter, or another one then.
@@ -177,22 +190,21 @@ class Approach:
         return Start(branch, log.number, log.name, None)
 
     def _begin(self, fork: Fork, state: SourceState, newest: Spooled | None = None) -> Start:
-        if newest is not None:
-            self._close(newest)
+        end = self._close(newest).place if newest is not None else None
         before = self._spool.branches()
-        parent = before[-1] if before else None
+        parent = next((one for one in before if one.id == fork.parent), before[-1] if before else None)
         seen = self._spool.seen()
         now = self._clock()
-        named = max(now, parent.noticed_at + timedelta(seconds=1)) if parent else now  # ids sort by seconds
+        named = max(now, before[-1].noticed_at + timedelta(seconds=1)) if before else now  # ids sort by seconds
         log = _listed(state, fork.number) or next((log for log in state.logs if log.number > fork.number),
                                                   state.logs[-1])
         branch = Branch(
             server=self._server, id=new_id(named), noticed_at=named, reason=fork.reason,
             server_uuid=state.server_uuid, flavour=str(state.flavour), basename=state.basename,
-            first_number=log.number, since=seen.at if seen else parent.noticed_at if parent else None,
+            first_number=log.number, since=fork.since or (seen.at if seen else parent.noticed_at if parent else None),
             parent=parent.id if parent else None, fork=fork.fork, names_go_on=fork.names_go_on, note=fork.note,
             baseline="" if state.mariadb else self._source.previous_gtids(log.name) or "")
-        self._spool.begin(branch)
+        self._spool.begin(branch, end)
         self._unlogged = None
         self._spool.note(continuity.seen_now(state, now))
         across = ("" if parent is None else "its fork is known: "
@@ -200,8 +212,8 @@ class Approach:
         self._tell(StreamEvent(
             StreamEventKind.BRANCH, now, f"a branch of {self._server} begins with {log.name}: {fork.note}",
             detail=across,
-            hint="" if parent is None else "take a full backup now: what was archived before stays, and is recovered"
-            " as before; across the fork only where it is known", branch=branch))
+            hint="" if parent is None or fork.parent else "take a full backup now: what was archived before stays, and"
+            " is recovered as before; across the fork only where it is known", branch=branch))
         return Start(branch, log.number, log.name, None)
 
     def _make_sure(self, state: SourceState) -> None:
@@ -253,6 +265,25 @@ class Approach:
         return self._follow(continuity.after_restore(self._tail(newest), why), newest, state)
 
     # --- evidence
+
+    def _goes_on(self, state: SourceState) -> Fork | None:
+        branches = self._spool.branches()
+        left = self._spool.left(state.server_uuid) if state.server_uuid else None
+        if left is None or branches[-1].server_uuid == state.server_uuid or continuity.restored(left.seen, state):
+            return None
+        ours = self._ours()
+        if branches[-1].server_uuid in ours or state.server_uuid not in ours:
+            return None  # a failover there and back is one
+        mark, log = left.fingerprint, _listed(state, left.fingerprint.number)
+        if log is None or log.name != left.place.file or log.size < mark.size:
+            return None
+        path = self._fetch(log.name)
+        read_fresh(path, self._source.address)
+        if path.stat().st_size < mark.size or fingerprint_of(path, mark.branch, mark.number, mark.size) != mark:
+            return None
+        return Fork(BranchReason.UNKNOWN, mark.number, left.place, names_go_on=True, parent=mark.branch,
+                    since=left.seen.at, note="after another server, which was not meant, the known one answers again,"
+                                             f" and its binary log goes on from {left.place.file}:{left.place.pos}")
 
     def _tail(self, file: Spooled) -> Tail:
         found = read(file.path)

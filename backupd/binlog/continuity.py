@@ -47,13 +47,16 @@ class GoOn:
 @dataclass(frozen=True, slots=True)
 class Fork:
     """Another history begins with the server's file ``number``. ``fork``: the last place that both share, as far as it
-    is known; ``names_go_on``: as of model.Branch; ``note``: why, in words."""
+    is known; ``names_go_on``: as of model.Branch; ``note``: why, in words. ``parent``: the branch that it forked from,
+    "" for the newest; ``since``: when the parent was last seen, None for what is known of the newest."""
 
     reason: BranchReason
     number: int
     fork: Position | None
     names_go_on: bool
     note: str
+    parent: str = ""
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

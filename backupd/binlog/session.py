@@ -15,7 +15,7 @@ from typing import BinaryIO, Self
 from backupd.binlog.approach import Start
 from backupd.binlog.evidence import Comparison, ending_of, head_of
 from backupd.binlog.readable import DamagedCopyError
-from backupd.binlog.spool import Spool, Spooled, number_of
+from backupd.binlog.spool import Spool, Spooled
 from backupd.engine.binlogtool import BinlogTool, EndKind, end_kind
 from backupd.engine.client import Connection
 from backupd.model.binlog import Branch, Ending
@@ -175,7 +175,7 @@ class Session:
     def _look(self) -> None:
         branch = self.start.branch
         found = sorted((number, path) for path in self._spool.incoming.iterdir()
-                       if (number := number_of(path.name, branch.basename)))
+                       if (number := branch.number(path.name)))
         for place, (number, path) in enumerate(found):
             self._expect(number, path)
             if not self._take(branch, number, path, finished=place + 1 < len(found)):

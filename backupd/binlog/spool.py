@@ -35,9 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from backupd.binlog.evidence import Fingerprint, Seen, ending_of, fingerprint_of
-from backupd.binlog.spoolstate import Entry, State, decode, encode
+from backupd.binlog.spoolstate import Entry, Left, State, decode, encode
 from backupd.model.binlog import Branch, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError
+from backupd.model.server import Position
 from backupd.process.durable import sync_folder, write_whole
 
 _STATE = "state.json"
@@ -207,15 +208,24 @@ class Spool:
                 return None
             return self._spooled(entry)
 
-    def begin(self, branch: Branch) -> None:
-        """A branch begins; nothing more comes to the one before, and what was noted of its server is forgotten."""
+    def left(self, server_uuid: str) -> Left | None:
+        """The last branch of a server that another one took the place of."""
+        return next((one for one in self._now().left if one.seen.server_uuid == server_uuid), None)
+
+    def begin(self, branch: Branch, end: Position | None = None) -> None:
+        """A branch begins; nothing more comes to the one before, which ends at ``end`` where anything of it is here.
+        """
         with self._guard:
             last = self.newest()
             if last is not None and last.ended is None:
                 self.end(last, Ending.CUT)
+            left, seen = self._now().left, self._now().seen
+            if last is not None and end is not None and seen is not None:
+                was = Left(end, fingerprint_of(last.path, last.branch, last.number, end.pos), seen)
+                left = (*(one for one in left if one.seen.server_uuid != seen.server_uuid), was)
             (self.folder / _BRANCHES / branch.id).mkdir(mode=0o700, exist_ok=True)
             sync_folder(self.folder / _BRANCHES)
-            self._save(branches=(*self._now().branches, branch), seen=None, unlogged=None)
+            self._save(branches=(*self._now().branches, branch), seen=None, unlogged=None, left=left)
             self._sweep()
 
     def add_gap(self, gap: Gap) -> None:
@@ -359,7 +369,7 @@ class Spool:
         for branch in state.branches:
             folder = self.folder / _BRANCHES / branch.id
             for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-                number = number_of(path.name, branch.basename)
+                number = branch.number(path.name)
                 if number and (branch.id, number) not in known:
                     found.append(Entry(branch.id, number, path.name, None, 0))
         order = {branch.id: place for place, branch in enumerate(state.branches)}
@@ -390,10 +400,4 @@ class Spool:
         forgotten = {(entry.branch, entry.number) for entry in gone[:-_REMEMBERED]}
         if forgotten:
             self._save(files=tuple(entry for entry in state.files if (entry.branch, entry.number) not in forgotten))
-
-
-def number_of(name: str, basename: str) -> int:
-    """42 for ``binlog.000042``; 0 for what is no file of this log."""
-    stem, _, number = name.rpartition(".")
-    return int(number) if stem == basename and number.isdecimal() else 0
 

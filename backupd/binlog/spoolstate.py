@@ -29,15 +29,27 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """What a branch was when another one began, so that it can be gone on with where its server answers again.
+    ``place``: its end, ``fingerprint``: of its last file up to there, ``seen``: of its server."""
+
+    place: Position
+    fingerprint: Fingerprint
+    seen: Seen
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """``files``: in log order. ``seen``: of the server of the newest branch. ``unlogged``: when that was first seen to
-    write no binary log, since the branch began; what is there afterwards does not go on from what is here."""
+    write no binary log, since the branch began; what is there afterwards does not go on from what is here. ``left``: of
+    each server that had the spool before, the last branch."""
 
     branches: tuple[Branch, ...] = ()
     gaps: tuple[Gap, ...] = ()
     files: tuple[Entry, ...] = ()
     seen: Seen | None = None
     unlogged: datetime | None = None
+    left: tuple[Left, ...] = ()
 
 
 def encode(state: State) -> dict[str, Any]:
@@ -48,6 +60,8 @@ def encode(state: State) -> dict[str, Any]:
         "files": [_entry(entry) for entry in state.files],
         "seen": state.seen.as_json() if state.seen else None,
         "unlogged": format_time(state.unlogged) if state.unlogged else None,
+        "left": [{"place": one.place.as_json(), "fingerprint": asdict(one.fingerprint), "seen": one.seen.as_json()}
+                 for one in state.left],
     }
 
 
@@ -60,7 +74,9 @@ def decode(data: Mapping[str, Any]) -> State:
         gaps=tuple(_to_gap(gap) for gap in data["gaps"]),
         files=tuple(_to_entry(entry) for entry in data["files"]),
         seen=Seen.from_json(data["seen"]) if data["seen"] else None,
-        unlogged=parse_time(data["unlogged"]) if data.get("unlogged") else None)
+        unlogged=parse_time(data["unlogged"]) if data.get("unlogged") else None,
+        left=tuple(Left(Position.from_json(one["place"]), Fingerprint(**one["fingerprint"]),
+                        Seen.from_json(one["seen"])) for one in data.get("left", ())))
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -98,13 +98,15 @@ class Streamer:
     ``wanted``: where the oldest restorable physical backup stands; a first stream begins there. ``max_spool_bytes``: it
     pauses beyond that. ``on_event``: hears what happens. ``archived_to``: up to where all destinations have the log.
     ``given_up``: files of a branch behind which a gap is recorded; asked once, and brought back where the server has
-    them. ``programs``: the folder where it is remembered which programs hold bytes back; None: that is not tried.
+    them. ``ours``: uuids of the servers that are known to be the one that is meant. ``programs``: the folder where it
+    is remembered which programs hold bytes back; None: that is not tried.
     """
 
     def __init__(self, server: str, source: BinlogSource, tool: BinlogTool, spool: Spool, *, installation: str,
                  wanted: Position | None, max_spool_bytes: int, clock: Clock,
                  on_event: Callable[[StreamEvent], None], archived_to: ArchivedTo = lambda: None,
-                 programs: Path | None = None, given_up: GivenUp = lambda: (), pace: Pace = Pace()) -> None:
+                 programs: Path | None = None, given_up: GivenUp = lambda: (),
+                 ours: Callable[[], Collection[str]] = lambda: (), pace: Pace = Pace()) -> None:
         self._server = server
         self._source = source
         self._tool = tool
@@ -116,7 +118,8 @@ class Streamer:
         self._archived_to = archived_to
         self._pace = pace
         self._id = 0
-        self._approach = Approach(server, source, spool, fetch=self._fetch, wanted=wanted, clock=clock, tell=on_event)
+        self._approach = Approach(server, source, spool, fetch=self._fetch, wanted=wanted, ours=ours, clock=clock,
+                                  tell=on_event)
         self._guard = threading.Lock()
         self._status = StreamStatus(StreamState.WAITING, clock())
         self._began = False
@@ -187,7 +190,7 @@ class Streamer:
         self._id = connection_id(self._server, self._installation, self._source.connected_ids() - {self._id})
         self._refuse_holding_back(state)
         self._mend_newest()
-        start = self._past_torn(state) or self._approach.where(state)
+        start = self._past_torn(state) or self._approach.back(state) or self._approach.where(state)
         self._look_for_given_up(start, state)
         self._lives += 1
         written = state.position.pos if state.position.file == start.name else None

@@ -232,6 +232,11 @@ class Branch:
         """The name of a file; at least six digits, as servers write it."""
         return f"{self.basename}.{number:06d}"
 
+    def number(self, name: str) -> int:
+        """42 for ``binlog.000042``; 0 for what is no file of this log."""
+        stem, _, number = name.rpartition(".")
+        return int(number) if stem == self.basename and number.isdecimal() else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

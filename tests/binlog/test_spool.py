@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog.evidence import Comparison, Seen, ending_of, fingerprint_of, head_of
-from backupd.binlog.spool import Spool, Spooled, number_of
+from backupd.binlog.spool import Spool, Spooled
 from backupd.model.binlog import Branch, BranchReason, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError
 from backupd.model.server import Position
@@ -195,9 +195,9 @@ def test_a_state_that_cannot_be_read_is_said_and_not_overwritten(tmp_path: Path)
 
 
 def test_a_file_of_another_log_is_not_taken_for_one_of_this() -> None:
-    assert number_of("binlog.000042", "binlog") == 42
-    assert number_of("binlog.1000000", "binlog") == 1_000_000
-    assert [number_of(name, "binlog") for name in ("binlog.index", "relay.000042", "binlog", "binlog.~rec~")] == [0] * 4
+    assert ONE.number("binlog.000042") == 42
+    assert ONE.number("binlog.1000000") == 1_000_000
+    assert [ONE.number(name) for name in ("binlog.index", "relay.000042", "binlog", "binlog.~rec~")] == [0] * 4
 
 
 def test_the_end_of_a_file_is_told_by_its_last_event(tmp_path: Path) -> None:

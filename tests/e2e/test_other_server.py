@@ -121,6 +121,33 @@ def test_a_stranger_is_kept_apart_until_it_is_accepted(two: tuple[House, Server,
     assert [one["action"] for one in house.ok("audit")].count("server-accepted") == 2
 
 
+def test_once_a_wrong_entry_is_put_right_the_stream_goes_on_where_it_was(two: tuple[House, Server, Server]) -> None:
+    house, shop, other = two
+    first = house.backup()
+    shop.execute("INSERT INTO shop.orders VALUES (50, 'before')")
+    assert house.run("run-stream", SERVER, "--once").code == 0
+    points_to(house, other)
+    wrong = shop.scalar("SELECT UTC_TIMESTAMP(6)")
+    for number in range(2):
+        assert house.run("run-stream", SERVER, "--once").code == 0
+        other.execute("FLUSH BINARY LOGS", f"CREATE DATABASE elsewhere{number}")
+    shop.execute("INSERT INTO shop.orders VALUES (51, 'nobody looked')", "FLUSH BINARY LOGS",
+                 "INSERT INTO shop.orders VALUES (52, 'nor here')")
+
+    points_to(house, shop)
+    assert house.run("run-stream", SERVER, "--once").code == 0
+    assert told(house) == ["server-changed", "server-known"]
+    line = house.ok("timeline", SERVER)
+    before, now = line["branches"]
+    assert (now["parent"], now["fork"] is not None) == (before["id"], True)
+    windows = line["windows"]
+    assert [(one["branch"], one["base"]) for one in windows] == [(before["id"], first["id"]), (now["id"], first["id"])]
+    assert windows[1]["from"] < wrong.isoformat() < windows[1]["to"], "every moment while nobody looked is in one"
+    chain, found = restored(house)
+    assert chain == [first["id"]]
+    assert found == sums(shop)
+
+
 def test_a_replica_that_takes_over_is_no_stranger_nor_is_the_server_after_a_restore(own_house: House) -> None:
     house, server = own_house, own_house.server
     house.policy_extra = POLICY
