@@ -30,7 +30,7 @@ from restore.state import restored_by
 CHANGED = Pair("server-changed", "server-known")
 FAILOVER = "server-failover"
 _NOTED = timedelta(minutes=1)
-"""Between two notes of when a server answered last."""
+"""Between two notes of when a server answered last, where no other one did meanwhile."""
 
 
 def accept_hint(server: str) -> str:
@@ -113,7 +113,7 @@ def _same(wiring: Wiring, server: str, uuid: str, known: Sequence[Identity]) -> 
     if found is None:
         return None
     now = wiring.clock()
-    if abs(now - found.seen_at) > _NOTED:
+    if abs(now - found.seen_at) > _NOTED or any(one.seen_at > found.seen_at for one in known):
         wiring.catalog.identities.seen(server, uuid, now)
     Incidents(wiring.catalog).mended(CHANGED, Event(
         now, CHANGED.mended, Severity.INFO, f"the server that is known as {server} answers again: {uuid}",

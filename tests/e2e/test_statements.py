@@ -6,9 +6,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from backupd.app.settings import load_settings
+from backupd.app.wiring import utc_now
+from backupd.model.job import JobState
+from tests.api.rig import rig
 from tests.e2e.forked import POLICY_EXTRA
 from tests.e2e.house import SERVER, House
 from tests.support.ending import end
@@ -49,6 +54,10 @@ def test_statements_over_a_temporary_table_from_before_the_backup_are_refused_in
         with connect(outcome["started"]["socket"]) as copy:
             words = [row[0] for row in query(copy, "SELECT word FROM shop.kept ORDER BY id")]
         end(outcome["started"]["pid"])
+        inexact = _asked_by_rest(house, short_tmp / "rest", "accept_inexact", refused="inexact")
+        assert "uses the temporary table passing" in inexact["problem"]["detail"]
+        assert inexact["plan"]["inexact"]
+        assert inexact["restore"]["outcome"] == "inexact"
         live = [row[0] for row in server.query("SELECT word FROM shop.kept ORDER BY id")]
         assert (live, words) == (["old", "one", "two"], ["old"]), "which is why it is refused"
         proof = json.loads(house.fails("test-restore", SERVER, "--json").out)
@@ -71,6 +80,39 @@ def test_statements_over_a_temporary_table_from_before_the_backup_are_refused_in
         assert "and something later may exist, up to 20" in said
         assert "it had failed: " in said
         assert house.ok("plan", SERVER, "--to", "latest", "--accept-older")["older"]["certain"] is False
+        told = _asked_by_rest(house, short_tmp / "older", "accept_older", refused="older")
+        older = told["plan"]["older"]
+        assert older["ends"] < older["known"]
+        assert all(moment in told["problem"]["message"] for moment in (older["ends"], older["known"]))
+        assert told["restore"]["warnings"][0].startswith("this is not the newest: it ends at ")
+
+
+def _asked_by_rest(house: House, datadir: Path, option: str, *, refused: str) -> dict[str, Any]:
+    """Refused in the plan and at once, and done in both ways once ``option`` says so. Gives the problem, the plan and
+    what the restore came to."""
+    asked = {"server": SERVER, "target": "latest", "datadir": str(datadir)}
+    with rig(load_settings(house.config)) as api:
+        client = api.client("admin")
+        for path in ("/v1/restores/plan", "/v1/restores"):
+            answer = client.post(path, json=asked)
+            problem = answer.json()
+            assert (answer.status_code, problem["type"]) == (409, f"urn:backupd:problem:{refused}"), problem
+        assert api.catalog.jobs.list(state=JobState.QUEUED) == ()
+        made = client.post("/v1/restores/plan", json={**asked, option: True})
+        assert made.status_code == 201, made.text
+        started = client.post("/v1/restores", json={"plan": made.json()["id"]})
+        assert started.status_code == 202, started.text
+        claimed = api.catalog.jobs.claim("a worker", utc_now())
+        assert claimed is not None
+        assert claimed.id == started.json()["job"]["id"]
+        house.run("run-job", claimed.id, "--token", str(claimed.token))
+        restore = client.get(f"/v1/restores/{started.json()['restore']['id']}").json()
+        assert restore["request"][option] is True
+        house.remove_datadir(datadir)
+        again = client.post("/v1/restores", json={**asked, option: True})
+        assert again.status_code == 202, again.text
+        assert client.delete(f"/v1/jobs/{again.json()['job']['id']}").status_code == 200
+    return {"problem": problem, "plan": made.json(), "restore": restore}
 
 
 def _stream(house: House) -> None:
