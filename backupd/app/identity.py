@@ -3,15 +3,22 @@ a failover is noticed, and the backups and binary logs of a stranger are kept ap
 
 from __future__ import annotations
 
+import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 from backupd.app.incidents import Incidents, Pair
+from backupd.app.settings import spool_folder
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, error, fine
-from backupd.engine.binlogsource import SourceState
+from backupd.binlog.kinship import first_shared, is_kin
+from backupd.binlog.session import fetch
+from backupd.binlog.spool import Spool
+from backupd.engine.binlogsource import BinlogSource, SourceState
+from backupd.engine.binlogtool import binlog_tool, connection_id
 from backupd.engine.client import Session
 from backupd.engine.history import missing_evidence
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
@@ -31,6 +38,10 @@ CHANGED = Pair("server-changed", "server-known")
 FAILOVER = "server-failover"
 _NOTED = timedelta(minutes=1)
 """Between two notes of when a server answered last, where no other one did meanwhile."""
+
+
+_STALL = 20.0
+"""Seconds after which a copy of another server's log of which nothing comes is given up."""
 
 
 def accept_hint(server: str) -> str:
@@ -53,6 +64,7 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
         return None
     mariadb = info.flavour is Flavour.MARIADB
     met = Met(info.server_uuid, info.server_id, mariadb, _executed(session, info, mariadb=mariadb),
+              kin=mariadb and bool(known) and _is_kin(wiring, server, session, known),
               restored_from=_restored_from(wiring, restored_by(Path(info.datadir))),
               same_log=bool(known) and _has_same_log(wiring, server, info))
     return _keep(wiring, server, known, met, session.connection.address)
@@ -264,6 +276,30 @@ def _archived(wiring: Wiring, server: str, known: Sequence[Identity]) -> Archive
             gtids = branches[-1].executed(last.gtids_after)
             places.append((last.confirmed_at or last.last_at or branches[-1].noticed_at, gtids))
     return Archived(max(places)[1] if places else "", ours[-1].server_id if ours else 0)
+
+
+def _is_kin(wiring: Wiring, server: str, session: Session, known: Sequence[Identity]) -> bool:
+    """Is its binary log that of a replica of ours, by what lies in the spool of the stream? What cannot be read shows
+    nothing."""
+    try:
+        spool = Spool(spool_folder(wiring.settings, server))
+        newest = spool.newest()
+        ours = {one.uuid for one in known if not one.is_stranger}
+        if newest is None or spool.branches()[-1].server_uuid not in ours:
+            return False
+        source = BinlogSource(session.connection)
+        state = source.look()
+        number = first_shared(newest.path, state, source.previous_gtids)
+        if number is None:
+            return False
+        tool = binlog_tool(state.flavour, paths=wiring.settings.programs)
+        with tempfile.TemporaryDirectory(prefix="compared-", dir=wiring.settings.spool) as folder:
+            copies = Spool(Path(folder))
+            return is_kin(newest.path, state, number, lambda name: fetch(
+                tool, session.connection, copies, name, stall=_STALL, cancel=threading.Event(),
+                connection_id=connection_id(server, wiring.identity_key().hex(), source.connected_ids())))
+    except (BackupdError, OSError):
+        return False
 
 
 def _has_same_log(wiring: Wiring, server: str, info: ServerInfo) -> bool:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from itertools import islice
 
 from backupd.app.reconciliation import YOUNG, Reconciliation
-from backupd.app.streams import spool_folder
+from backupd.app.settings import spool_folder
 from backupd.app.wiring import Wiring
 from backupd.binlog.spool import Spool
 from backupd.model.binlog import Segment, SegmentKey

@@ -211,3 +211,8 @@ def held_settings(file: Path) -> Settings:
 
 def _settings(loaded: Loaded) -> Settings:
     return Settings(loaded.file, loaded.configuration, loaded.policies, loaded.broken, loaded.document)
+
+
+def spool_folder(settings: Settings, server: str) -> Path:
+    """Where the binary logs of ``server`` wait for the destinations."""
+    return settings.spool / "binlogs" / server

@@ -23,7 +23,7 @@ from backupd.app.logfollow import LogFollower
 from backupd.app.logs import say
 from backupd.app.recollection import Recollection
 from backupd.app.scribe import Scribe
-from backupd.app.settings import ServerSettings, Settings, held_settings, load_settings
+from backupd.app.settings import ServerSettings, held_settings, load_settings, spool_folder
 from backupd.app.signals import Signals, Waker
 from backupd.app.streamrecords import CatalogRecorder
 from backupd.app.streamreport import StreamReport
@@ -69,11 +69,6 @@ OPENING = 35.0
 """Seconds that the catalog may take at the beginning, where its answer is needed."""
 ONCE_TROUBLE = 60.0
 """Seconds after which `--once` gives up on a destination or a server that does not take part."""
-
-
-def spool_folder(settings: Settings, server: str) -> Path:
-    """Where the binary logs of ``server`` wait for the destinations."""
-    return settings.spool / "binlogs" / server
 
 
 def run_stream(config: Path, server: str, *, held: Path | None = None, once: bool = False) -> None:

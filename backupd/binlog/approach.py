@@ -14,12 +14,13 @@ from pathlib import Path
 from backupd.binlog import continuity
 from backupd.binlog.continuity import Compared, Fork, GoOn, Tail
 from backupd.binlog.evidence import Comparison, ending_of, fingerprint_of, head_of
+from backupd.binlog.kinship import history_of, is_kin
 from backupd.binlog.readable import DamagedCopyError, read, read_fresh, scan_to
 from backupd.binlog.spool import Spool, Spooled
 from backupd.binlog.status import StreamEvent, StreamEventKind
 from backupd.engine.binlogscan import Scan
 from backupd.engine.binlogsource import BinlogSource, ListedLog, SourceState, UnloggedError
-from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap, Transaction
+from backupd.model.binlog import FIRST_EVENT, Branch, BranchReason, Ending, Gap
 from backupd.model.clock import Clock
 from backupd.model.errors import ServerError
 from backupd.model.gtid import covers
@@ -333,7 +334,7 @@ class Approach:
         if not tail.after or not state.history:
             return replace(fork, number=state.logs[-1].number)
         has = continuity.holder(state.history, mariadb=state.mariadb)
-        history, unshared = _history_of(newest.path, has, mariadb=state.mariadb)
+        history, unshared = history_of(newest.path, has, mariadb=state.mariadb)
         number = continuity.first_covered(state, history, self._source.previous_gtids)
         if number is None:
             return fork
@@ -342,26 +343,10 @@ class Approach:
             until = self._with_baseline(scan_to(newest.path, unshared.start))
             place = Position(newest.name, unshared.start, until.gtids_after)
         members = [member for member in place.gtid.split(",") if member]
-        agreed = bool(members) and all(map(has, members))
+        agreed = bool(members) and all(map(has, members)) and (
+            not state.mariadb or is_kin(newest.path, state, number, self._fetch))
         lost = "; it lacks transactions that were archived" if unshared is not None else ""
         return replace(fork, number=number, fork=place if agreed else None, note=fork.note + lost)
-
-
-def _history_of(path: Path, has: Callable[[str], bool], *, mariadb: bool) -> tuple[str, Transaction | None]:
-    """What is archived up to the end of a file, as ``continuity.holder`` reads it; the first transaction that the
-    server (``has``) lacks."""
-    head = head_of(path)
-    members = {tuple(member.split("-")[:2]): member for member in (head.gtids if head else ())}
-    unshared: list[Transaction] = []
-
-    def look(transaction: Transaction) -> None:
-        if mariadb and transaction.gtid:
-            members[tuple(transaction.gtid.split("-")[:2])] = transaction.gtid
-        if not unshared and not has(transaction.gtid):
-            unshared.append(transaction)
-
-    found = read(path, look)
-    return (",".join(members.values()) if mariadb else found.gtids_after), unshared[0] if unshared else None
 
 
 def _listed(state: SourceState, number: int) -> ListedLog | None:

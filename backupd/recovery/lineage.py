@@ -84,7 +84,8 @@ class Met:
     """A server that answered. ``executed``: every transaction that it holds, of MariaDB the last one of each server in
     each domain. ``restored_from``: the name of the server of whose backup its data directory was made, "" where that is
     not known. ``same_log``: its binary log holds, right before the place of our newest backup, the bytes that it held
-    then. ``forked``: its binary log was compared with the archived one, and the place where both part is known."""
+    then. ``forked``: its binary log was compared with the archived one, and the place where both part is known.
+    ``kin``: of MariaDB, its binary log holds transactions that are here, with the same tables and commit times."""
 
     uuid: str
     server_id: int
@@ -93,6 +94,7 @@ class Met:
     restored_from: str = ""
     same_log: bool = False
     forked: bool = False
+    kin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,11 @@ def judge(server: str, known: Sequence[Identity], met: Met, archived: Archived) 
         return Verdict.FAILOVER, "its binary log goes on from a known place of the archived one"
     if why := _lacks(met, archived):
         return Verdict.STRANGER, why
+    if met.mariadb and not met.kin:
+        return Verdict.STRANGER, (
+            f"it has the GTIDs of the last archived transactions ({archived.gtids[:200]}), which any MariaDB server "
+            "may have given, and its binary log does not show the same transactions (a replica keeps them with "
+            "log_slave_updates)")
     return Verdict.FAILOVER, f"it holds the last archived transaction ({archived.gtids[:200]})"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,15 @@ from backupd.app.adopt import adopt_unknown
 from backupd.app.taking import add_row
 from backupd.app.wiring import Wiring
 from backupd.backup.commit import BackupSpec
+from backupd.cli.main import main
+from backupd.model.backup import BackupRecord
 from backupd.model.errors import RefusedError
 from storage import layout
 from tests.app.logstore import SERVER, wired
+from tests.e2e import house as houses
+from tests.e2e.house import House
 from tests.support.keys import Keys
+from tests.support.mariadb import PrivateServer
 from tests.transfer.stock import Stock, backup_id
 
 
@@ -46,3 +52,30 @@ def test_a_row_that_was_taken_in_gives_way_to_that_of_the_run_where_the_manifest
     there.put(key, io.BytesIO(raw + b" "))
     with pytest.raises(RefusedError, match="is not the one that was stored just now"):
         add_row(wiring, cast("BackupSpec", spec), mine)
+
+
+@pytest.mark.parametrize(("kind", "module"), [("full", "backups"), ("logical", "logical")])
+def test_a_backup_that_a_parallel_process_adopts_succeeds_with_the_row_of_its_run(
+        short_tmp: Path, shared_server: PrivateServer, keys: Keys, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str], kind: str, module: str) -> None:
+    house = House(short_tmp, shared_server, keys)
+    for name, value in house.environment().items():
+        monkeypatch.setenv(name, value)
+    adopted = []
+
+    def late(wiring: Wiring, spec: BackupSpec, record: BackupRecord) -> None:
+        house.run("fsck", "--repair")  # a process of its own
+        adopted.append(wiring.catalog.backups.get(record.id))
+        add_row(wiring, spec, record)
+
+    monkeypatch.setattr(f"backupd.app.{module}.add_row", late)
+    code = main(["backup", houses.SERVER, "--kind", kind, "--json"])
+    told = capsys.readouterr()
+    assert code == 0, told.err
+    (before,) = adopted
+    assert before.manifest == "", "it was taken in by the other process, which knows less"
+    (listed,) = house.backups()
+    assert listed["id"] == before.id == json.loads(told.out)["id"]
+    assert listed["state"] == "complete"
+    assert house.fsck() == []
+    assert house.run("verify", houses.SERVER).code == 0

@@ -148,6 +148,23 @@ def test_once_a_wrong_entry_is_put_right_the_stream_goes_on_where_it_was(two: tu
     assert found == sums(shop)
 
 
+def test_a_replica_of_another_shop_with_the_same_gtids_has_not_taken_over(two: tuple[House, Server, Server]) -> None:
+    """Both shops began with server_id 1 in domain 0: the replica of the other one has all of our GTIDs, and more."""
+    house, shop, other = two
+    house.backup()
+    shop.execute("INSERT INTO shop.orders VALUES (50, 'after the backup')")
+    assert house.run("run-stream", SERVER, "--once").code == 0
+    with replica_of(other) as stranger:
+        stranger.create_backup_users()
+        points_to(house, stranger)
+        checked = house.fails("check", SERVER)
+        assert "which any MariaDB server may have given" in checked.all
+        assert house.run("run-stream", SERVER, "--once").code == 0
+        assert "which any MariaDB server may have given" in house.fails("check", SERVER).all
+        assert told(house) == ["server-changed"]
+        assert len(house.ok("timeline", SERVER)["branches"]) == 1
+
+
 def test_a_replica_that_takes_over_is_no_stranger_nor_is_the_server_after_a_restore(own_house: House) -> None:
     house, server = own_house, own_house.server
     house.policy_extra = POLICY

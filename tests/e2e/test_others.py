@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ import pytest
 
 from backupd.catalog.session import Catalog
 from backupd.model.job import JobKind
+from storage import layout
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.e2e.service import ONCE_A_YEAR, catalog_of, enqueue, serving, stop, until
 from tests.support.dice import SOAK
@@ -81,6 +83,40 @@ def stopped_while_it_fetches(house: House, process: subprocess.Popen[str]) -> bo
     for left in (staging, house.base / "restored"):
         shutil.rmtree(left, ignore_errors=True)
     return False
+
+
+def test_what_a_place_says_of_itself_follows_each_replication_and_verify_tells_what_is_stale(house: House) -> None:
+    away = house.base / "away"
+    with_other(house, {"type": "filesystem", "path": away}, "physical: {full: '0 2 * * *'}\n"
+               "destinations: {required: [local]}\n")
+    texts = []
+    for _ in range(2):
+        record = house.backup()
+        house.ok("replicate", SERVER, "--to", "away")
+        texts.append((away / "RECOVER.md").read_text())
+        assert layout.runbook_key(SERVER, record["id"]) in texts[-1]
+        assert house.run("verify", SERVER).code == 0
+        if len(texts) == 1:  # the catalog itself is copied once an hour
+            assert copied_catalog(house, away) == [(record["id"], "away"), (record["id"], "local")]
+
+    (away / "RECOVER.md").write_text(texts[0])
+    told = house.run("verify", SERVER)
+    assert told.code == 0
+    assert ("away: RECOVER.md: holds other bytes than were written, or tells of other backups than lie beside it"
+            in told.out)
+    assert "1 damaged, 1 of them repaired" in told.out
+    assert (away / "RECOVER.md").read_text() == texts[1], "it is put right"
+    assert "RECOVER.md" not in house.run("verify", SERVER).out
+
+
+def copied_catalog(house: House, place: Path) -> list[tuple[str, str]]:
+    """The copies of backups, as the newest copy of the catalog at ``place`` knows them."""
+    newest = max((place / layout.CATALOGS).iterdir())
+    plain = house.base / "copy.db"
+    plain.write_bytes(subprocess.run(f"gpg --homedir {house.keys.secret_home} --batch -qd {newest} | zstd -dc",
+                                     shell=True, check=True, capture_output=True).stdout)
+    with sqlite3.connect(plain) as copy:
+        return copy.execute("SELECT backup_id, destination FROM copies ORDER BY backup_id, destination").fetchall()
 
 
 def test_a_backup_on_s3_goes_on_with_a_restore_whose_first_place_dies_in_the_middle_of_it(

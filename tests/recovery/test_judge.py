@@ -17,13 +17,16 @@ OURS = Archived("0-1-500", server_id=1)
 
 @pytest.mark.parametrize(("met", "archived", "verdict"), [
     (Met("A", 1, mariadb=True), OURS, Verdict.OWN),
-    (Met("B", 2, mariadb=True, executed="0-1-500,0-2-503"), OURS, Verdict.FAILOVER),
+    (Met("B", 2, mariadb=True, executed="0-1-500,0-2-503", kin=True), OURS, Verdict.FAILOVER),
+    # A replica of another shop, which has written more: numbers alone are no evidence.
+    (Met("B", 2, mariadb=True, executed="0-1-500,0-2-503"), OURS, Verdict.STRANGER),
+    (Met("B", 2, mariadb=True, executed="0-1-499,0-2-503", kin=True), OURS, Verdict.STRANGER),
     (Met("B", 2, mariadb=True, executed="0-1-499,0-2-503"), OURS, Verdict.STRANGER),
     (Met("B", 2, mariadb=True, executed="0-2-900"), OURS, Verdict.STRANGER),
     (Met("B", 1, mariadb=True, executed="0-1-900"), OURS, Verdict.STRANGER),
     (Met("B", 1, mariadb=True, executed="0-1-900"), replace(OURS, server_id=0), Verdict.STRANGER),
     # From a replica back to its source: that has another number than the one that was there.
-    (Met("B", 1, mariadb=True, executed="0-1-900"), replace(OURS, server_id=2), Verdict.FAILOVER),
+    (Met("B", 1, mariadb=True, executed="0-1-900", kin=True), replace(OURS, server_id=2), Verdict.FAILOVER),
     (Met("B", 2, mariadb=True, executed="0-1-400,0-2-500", forked=True), OURS, Verdict.FAILOVER),
     (Met("B", 1, mariadb=True, restored_from="shop"), OURS, Verdict.OWN),
     (Met("B", 1, mariadb=True, restored_from="other"), OURS, Verdict.STRANGER),
