@@ -14,6 +14,7 @@ from backupd.app.incidents import Incidents, Pair
 from backupd.app.settings import spool_folder
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, error, fine
+from backupd.binlog.evidence import Comparison
 from backupd.binlog.kinship import first_shared, is_kin
 from backupd.binlog.session import fetch
 from backupd.binlog.spool import Spool
@@ -58,16 +59,17 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
     Raises CatalogError, ServerError.
     """
     known = known_of(wiring, server)
-    if (found := _same(wiring, server, info.server_uuid, known)) is not None:
+    address = session.connection.address
+    if (found := _same(wiring, server, info.server_uuid, known, address)) is not None:
         return found
     if not info.server_uuid or (not known and not adopt):
         return None
     mariadb = info.flavour is Flavour.MARIADB
-    met = Met(info.server_uuid, info.server_id, mariadb, _executed(session, info, mariadb=mariadb),
-              kin=mariadb and bool(known) and _is_kin(wiring, server, session, known),
+    same_log, kin = _by_spool(wiring, server, session, known) if known else (False, False)
+    met = Met(info.server_uuid, info.server_id, mariadb, _executed(session, info, mariadb=mariadb), kin=kin,
               restored_from=_restored_from(wiring, restored_by(Path(info.datadir))),
-              same_log=bool(known) and _has_same_log(wiring, server, info))
-    return _keep(wiring, server, known, met, session.connection.address)
+              same_log=same_log or (_is_at_home(known, address) and _has_same_log(wiring, server, info)))
+    return _keep(wiring, server, known, met, address)
 
 
 def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch, address: str) -> Identity | None:
@@ -75,10 +77,9 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
     streamed before. MariaDB makes its uuid from a network address and the port: a restart may change it. Raises
     CatalogError."""
     known = known_of(wiring, server)
-    if (found := _same(wiring, server, state.server_uuid, known)) is not None or not state.server_uuid:
+    if (found := _same(wiring, server, state.server_uuid, known, address)) is not None or not state.server_uuid:
         return found
-    forked = took_over(branch, state.server_uuid,
-                       is_at_home=any(one.address == address for one in known if not one.is_stranger))
+    forked = took_over(branch, state.server_uuid, is_at_home=_is_at_home(known, address))
     goes_on = branch.server_uuid != state.server_uuid and any(
         one.uuid == branch.server_uuid and not one.is_stranger for one in known)
     met = Met(state.server_uuid, state.server_id, state.mariadb, state.history, forked=forked, same_log=goes_on,
@@ -119,14 +120,22 @@ def recall(wiring: Wiring, server: str) -> None:
             uuid, f"there are backups or binary logs of it under the name {server}")))
 
 
-def _same(wiring: Wiring, server: str, uuid: str, known: Sequence[Identity]) -> Identity | None:
+def _is_at_home(known: Sequence[Identity], address: str) -> bool:
+    """Did the server that is meant answer there? A copy of its data directory, whose log is equal up to where both
+    part, answers elsewhere."""
+    return any(one.address == address for one in known if not one.is_stranger)
+
+
+def _same(wiring: Wiring, server: str, uuid: str, known: Sequence[Identity], address: str) -> Identity | None:
     """The row of a server that is known to be the right one. What a stranger left open is over then."""
     found = next((one for one in known if one.uuid == uuid and not one.is_stranger), None)
     if found is None:
         return None
     now = wiring.clock()
-    if abs(now - found.seen_at) > _NOTED or any(one.seen_at > found.seen_at for one in known):
-        wiring.catalog.identities.seen(server, uuid, now)
+    if (abs(now - found.seen_at) > _NOTED or found.address != address
+            or any(one.seen_at > found.seen_at for one in known)):
+        found = replace(found, seen_at=now, address=address)
+        wiring.catalog.identities.put(found)
     Incidents(wiring.catalog).mended(CHANGED, Event(
         now, CHANGED.mended, Severity.INFO, f"the server that is known as {server} answers again: {uuid}",
         server=server))
@@ -278,28 +287,33 @@ def _archived(wiring: Wiring, server: str, known: Sequence[Identity]) -> Archive
     return Archived(max(places)[1] if places else "", ours[-1].server_id if ours else 0)
 
 
-def _is_kin(wiring: Wiring, server: str, session: Session, known: Sequence[Identity]) -> bool:
-    """Is its binary log that of a replica of ours, by what lies in the spool of the stream? What cannot be read shows
-    nothing."""
+def _by_spool(wiring: Wiring, server: str, session: Session, known: Sequence[Identity]) -> tuple[bool, bool]:
+    """By the newest file of our own stream: does the binary log of this server hold it byte for byte, at an address
+    where ours was; and is it, of MariaDB, that of a replica of ours? What cannot be read shows nothing."""
+    ours = [one for one in known if not one.is_stranger]
     try:
         spool = Spool(spool_folder(wiring.settings, server))
         newest = spool.newest()
-        ours = {one.uuid for one in known if not one.is_stranger}
-        if newest is None or spool.branches()[-1].server_uuid not in ours:
-            return False
+        if newest is None or spool.branches()[-1].server_uuid not in {one.uuid for one in ours}:
+            return False, False
         source = BinlogSource(session.connection)
         state = source.look()
-        number = first_shared(newest.path, state, source.previous_gtids)
-        if number is None:
-            return False
         tool = binlog_tool(state.flavour, paths=wiring.settings.programs)
+        number = first_shared(newest.path, state, source.previous_gtids) if state.mariadb else None
         with tempfile.TemporaryDirectory(prefix="compared-", dir=wiring.settings.spool) as folder:
-            copies = Spool(Path(folder))
-            return is_kin(newest.path, state, number, lambda name: fetch(
-                tool, session.connection, copies, name, stall=_STALL, cancel=threading.Event(),
-                connection_id=connection_id(server, wiring.identity_key().hex(), source.connected_ids())))
+            def copy(name: str) -> Path:
+                taken = connection_id(server, wiring.identity_key().hex(), source.connected_ids())
+                return fetch(tool, session.connection, Spool(Path(folder)), name, connection_id=taken, stall=_STALL,
+                             cancel=threading.Event())
+
+            if _is_at_home(ours, source.address) and any(
+                    log.name == newest.name and log.size >= newest.size for log in state.logs):
+                with newest.path.open("rb") as kept, copy(newest.name).open("rb") as fresh:
+                    if Comparison(kept, fresh).go_on() >= newest.size:
+                        return True, False
+            return False, number is not None and is_kin(newest.path, state, number, copy)
     except (BackupdError, OSError):
-        return False
+        return False, False
 
 
 def _has_same_log(wiring: Wiring, server: str, info: ServerInfo) -> bool:

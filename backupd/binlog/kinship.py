@@ -12,7 +12,7 @@ earlier there, and is never later. XA transactions and rows of statements are as
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from backupd.binlog.continuity import first_covered, holder
@@ -23,6 +23,9 @@ from backupd.model.binlog import Transaction
 
 _FILES = 4
 """At most so many of the other server's files are copied, from the first that begins within what is here backwards."""
+_COMMITTING = timedelta(seconds=2)
+"""Between the last statement and COMMIT, of the last transaction that both have: where two histories that began alike
+have parted, their times are further from each other."""
 
 
 def history_of(path: Path, has: Callable[[str], bool], *, mariadb: bool) -> tuple[str, Transaction | None]:
@@ -70,8 +73,9 @@ def is_kin(ours: Path, state: SourceState, number: int, fetch: Callable[[str], P
         if there:
             break  # the ones before it are older
     pairs = [(here[one.gtid], one) for one in there]
-    return (all(_is_same(*pair) for pair in pairs)
-            and any(_second(mine) == _second(other) for mine, other in pairs))
+    return (bool(pairs) and all(_is_same(*pair) for pair in pairs)
+            and any(_second(mine) == _second(other) for mine, other in pairs)
+            and _second(pairs[-1][0]) - _second(pairs[-1][1]) <= _COMMITTING)
 
 
 def _is_same(here: Transaction, there: Transaction) -> bool:

@@ -213,8 +213,7 @@ class Spool:
         return next((one for one in self._now().left if one.seen.server_uuid == server_uuid), None)
 
     def begin(self, branch: Branch, end: Position | None = None) -> None:
-        """A branch begins; nothing more comes to the one before, which ends at ``end`` where anything of it is here.
-        """
+        """A branch begins; nothing more comes to the one before, which ends at ``end`` where any of it is here."""
         with self._guard:
             last = self.newest()
             if last is not None and last.ended is None:
@@ -400,4 +399,3 @@ class Spool:
         forgotten = {(entry.branch, entry.number) for entry in gone[:-_REMEMBERED]}
         if forgotten:
             self._save(files=tuple(entry for entry in state.files if (entry.branch, entry.number) not in forgotten))
-

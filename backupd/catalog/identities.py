@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from datetime import datetime
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select
 from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
@@ -35,12 +34,6 @@ class Identities:
             connection.execute(delete(identities).where(
                 (identities.c.server == identity.server) & (identities.c.uuid == identity.uuid)))
             connection.execute(insert(identities).values(**{**asdict(identity), "verdict": str(identity.verdict)}))
-
-    def seen(self, server: str, uuid: str, now: datetime) -> None:
-        """It answered again."""
-        with self._database.write() as connection:
-            connection.execute(update(identities).where(
-                (identities.c.server == server) & (identities.c.uuid == uuid)).values(seen_at=now))
 
     def accept(self, identity: Identity, by: str) -> Identity:
         """From now on it is the server of that name."""

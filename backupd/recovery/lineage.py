@@ -83,8 +83,9 @@ def standing_aside(records: Sequence[BackupRecord], *, latest: bool) -> tuple[St
 class Met:
     """A server that answered. ``executed``: every transaction that it holds, of MariaDB the last one of each server in
     each domain. ``restored_from``: the name of the server of whose backup its data directory was made, "" where that is
-    not known. ``same_log``: its binary log holds, right before the place of our newest backup, the bytes that it held
-    then. ``forked``: its binary log was compared with the archived one, and the place where both part is known.
+    not known. ``same_log``: its binary log holds the bytes that ours held right before the place of the newest backup,
+    or those that the stream copied last, and it answers where ours did. ``forked``: its binary log was compared with
+    the archived one, and the place where both part is known.
     ``kin``: of MariaDB, its binary log holds transactions that are here, with the same tables and commit times."""
 
     uuid: str
@@ -118,7 +119,7 @@ def judge(server: str, known: Sequence[Identity], met: Met, archived: Archived) 
     own = next((why for holds, why in (
         (not ours, "the first server that answered under this name"),
         (met.restored_from == server, f"its data directory was restored from a backup of {server}"),
-        (met.same_log, "its binary log holds what the newest backup was taken after")) if holds), "")
+        (met.same_log, "its binary log holds what was backed up or streamed last")) if holds), "")
     if own:
         return Verdict.OWN, own
     if met.forked:

@@ -3,6 +3,8 @@ until somebody says that it is the right one."""
 
 from __future__ import annotations
 
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from backupd.catalog.session import open_catalog
+from tests.e2e.forked import frozen
 from tests.e2e.house import SERVER, House
 from tests.support.ending import end
 from tests.support.keys import Keys
@@ -152,6 +155,7 @@ def test_a_replica_of_another_shop_with_the_same_gtids_has_not_taken_over(two: t
     """Both shops began with server_id 1 in domain 0: the replica of the other one has all of our GTIDs, and more."""
     house, shop, other = two
     house.backup()
+    time.sleep(3)  # both began within the same seconds; the number of this has another time there
     shop.execute("INSERT INTO shop.orders VALUES (50, 'after the backup')")
     assert house.run("run-stream", SERVER, "--once").code == 0
     with replica_of(other) as stranger:
@@ -163,6 +167,41 @@ def test_a_replica_of_another_shop_with_the_same_gtids_has_not_taken_over(two: t
         assert "which any MariaDB server may have given" in house.fails("check", SERVER).all
         assert told(house) == ["server-changed"]
         assert len(house.ok("timeline", SERVER)["branches"]) == 1
+
+
+def test_a_copy_of_the_data_directory_that_answers_elsewhere_is_a_stranger(two: tuple[House, Server, Server]) -> None:
+    """Its binary log is the server's own up to where both part, and holds what was right before the backup."""
+    house, shop, _other = two
+    house.backup()
+    image = house.base / "image"
+    with frozen(shop.pid):
+        subprocess.run(["cp", "-a", "--sparse=always", str(shop.datadir), str(image)], check=True)
+    shop.execute("INSERT INTO shop.orders VALUES (50, 'after the image')")
+    assert house.run("run-stream", SERVER, "--once").code == 0
+    with PrivateServer(datadir=image, tcp=True, options={"server_id": 1}) as copy:
+        copy.execute("INSERT INTO shop.orders VALUES (50, 'in the copy')")
+        points_to(house, copy)
+        assert "another server answers under this name" in house.fails("check", SERVER).all
+        assert house.run("run-stream", SERVER, "--once").code == 0
+        assert "another server answers under this name" in house.fails("check", SERVER).all
+        assert told(house) == ["server-changed"]
+    house.remove_datadir(image)
+
+
+def test_a_restart_that_changes_what_mariadb_calls_itself_is_no_change_of_the_server(
+        two: tuple[House, Server, Server]) -> None:
+    house, shop, _other = two
+    assert house.run("run-stream", SERVER, "--once").code == 0
+    before = shop.scalar("SELECT @@server_uid")
+    shop.stop()
+    shop.start()  # with another port
+    assert shop.scalar("SELECT @@server_uid") != before
+    assert house.run("check", SERVER).code == 0
+    shop.execute("INSERT INTO shop.orders VALUES (50, 'after the restart')")
+    assert not house.backup()["apart"]
+    assert house.run("run-stream", SERVER, "--once").code == 0
+    assert len(house.ok("timeline", SERVER)["branches"]) == 1
+    assert told(house) == []
 
 
 def test_a_replica_that_takes_over_is_no_stranger_nor_is_the_server_after_a_restore(own_house: House) -> None:
