@@ -109,7 +109,7 @@ def _objections(wiring: Wiring, server: ServerSettings, info: ServerInfo, chain:
     if landmarks is None:
         yield f"{last.id} does not tell by what to know that the server goes on from it: an earlier version took it"
         return
-    yield from _of_history(session, info, last, landmarks)
+    yield from _of_history(session, info, last, landmarks, wiring.identity_key())
     yield from _of_tables(session, last, landmarks)
 
 
@@ -187,7 +187,9 @@ def _of_copies(destination: Destination, chain: tuple[BackupRecord, ...], tool: 
             yield f"{where} is damaged: objects of it are missing or not as long as they were"
 
 
-def _of_history(session: Session, info: ServerInfo, last: BackupRecord, landmarks: Landmarks) -> Iterator[str]:
+def _of_history(
+    session: Session, info: ServerInfo, last: BackupRecord, landmarks: Landmarks, key: bytes
+) -> Iterator[str]:
     """Is the server of the same life as it was, and are its files laid out as they were?"""
     restored = restored_by(Path(info.datadir))
     if restored == UNKNOWN:
@@ -195,7 +197,7 @@ def _of_history(session: Session, info: ServerInfo, last: BackupRecord, landmark
     elif restored != landmarks.restore:
         yield (f"the server was restored after backup {last.id} (restore {restored})" if restored
                else f"this is not the data directory that backup {last.id} was taken from")
-    missing = missing_evidence(info, last.position, landmarks.log)
+    missing = missing_evidence(info, last.position, landmarks.log, key)
     if missing:
         yield f"{missing} (compared with backup {last.id})"
     for name, reached, before in (("log sequence number", current_lsn(session), landmarks.last_lsn),

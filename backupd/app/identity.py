@@ -328,5 +328,6 @@ def _has_same_log(wiring: Wiring, server: str, info: ServerInfo) -> bool:
         except BackupdError:
             continue  # another copy may tell; without any, there is no such evidence
         if found is not None and isinstance(found.header, Header) and found.header.landmarks is not None:
-            return newest is not None and not missing_evidence(info, newest.position, found.header.landmarks.log)
+            return newest is not None and not missing_evidence(info, newest.position, found.header.landmarks.log,
+                                                               wiring.identity_key())
     return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backupd.engine.client import Connection, Session
-from backupd.engine.history import current_lsn, layout_of, log_digest, mute
+from backupd.engine.history import current_lsn, keyed, layout_of, log_digest, mute
 from backupd.engine.imports import imported_tables, newest_table
 from backupd.model.errors import ToolError
 from backupd.model.manifest import Landmarks
@@ -26,8 +26,10 @@ def here(connection: Connection) -> Place:
         return Place(lsn=current_lsn(session), table=newest_table(session))
 
 
-def landmarks_of(connection: Connection, info: ServerInfo, before: Place, receipts: Receipts) -> Landmarks:
-    """The landmarks of a backup that was captured since ``before``.
+def landmarks_of(
+    connection: Connection, info: ServerInfo, before: Place, receipts: Receipts, key: bytes
+) -> Landmarks:
+    """The landmarks of a backup that was captured since ``before``; ``key`` hides what its log held.
 
     Raises ToolError when a table was imported while the tool ran, ServerError.
     """
@@ -37,7 +39,7 @@ def landmarks_of(connection: Connection, info: ServerInfo, before: Place, receip
             _refuse_imports(session, table=before.table, lsn=before.lsn)
         else:
             table = None
-    return Landmarks(log=_digest(info, receipts), table=table, last_lsn=receipts.last_lsn, layout=layout_of(info))
+    return Landmarks(log=_digest(info, receipts, key), table=table, last_lsn=receipts.last_lsn, layout=layout_of(info))
 
 
 def _refuse_imports(session: Session, *, table: int, lsn: int) -> None:
@@ -52,11 +54,11 @@ def _refuse_imports(session: Session, *, table: int, lsn: int) -> None:
                         detail=", ".join(tables), hint="take the backup again when no IMPORT TABLESPACE runs")
 
 
-def _digest(info: ServerInfo, receipts: Receipts) -> str:
+def _digest(info: ServerInfo, receipts: Receipts, key: bytes) -> str:
     """"" when the next increment will find no evidence in the binary log; it says so then."""
     if mute(info) or not receipts.position.file:
         return ""
     try:
-        return log_digest(info, receipts.position)
+        return keyed(log_digest(info, receipts.position), key)
     except (OSError, ValueError):
         return ""

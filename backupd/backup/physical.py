@@ -184,7 +184,8 @@ def _capture(
 
 
 def _landmarks(spec: PhysicalSpec, capture: Capture, place: Place) -> Landmarks:
-    return replace(landmarks_of(spec.connection, spec.info, place, capture.receipts()), restore=spec.restored_by)
+    found = landmarks_of(spec.connection, spec.info, place, capture.receipts(), spec.identity_key)
+    return replace(found, restore=spec.restored_by)
 
 
 class _Meter:

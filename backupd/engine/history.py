@@ -16,6 +16,7 @@ on the same host has the one of its source.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,22 +88,37 @@ def mute(info: ServerInfo) -> str:
     return ""
 
 
-def missing_evidence(info: ServerInfo, position: Position, digest: str) -> str:
-    """Why it is not shown that the server is of the history in which ``position`` had ``digest``; "" when it is."""
+def keyed(digest: str, key: bytes) -> str:
+    """What is stored of ``digest``: which key, and HMAC-SHA-256 with it. Who reads the store and holds a copy of the
+    log cannot tell by it that they belong together."""
+    return f"{_keyed(b'', key)[:8]}:{_keyed(digest.encode(), key)}"
+
+
+def _keyed(content: bytes, key: bytes) -> str:
+    return hmac.new(key, b"binary log" + content, hashlib.sha256).hexdigest()
+
+
+def missing_evidence(info: ServerInfo, position: Position, stored: str, key: bytes) -> str:
+    """Why it is not shown that the server is of the history in which ``position`` had the digest of which ``stored`` is
+    the ``keyed`` form, or itself (in backups of earlier versions); "" when it is."""
     silent = mute(info)
     if silent:
         return silent
-    if not digest:
+    if not stored:
         return "the binary log could not be read then, so nothing shows that the server's history is still the same"
+    known, colon, _ = stored.partition(":")
     try:
-        if log_digest(info, position) == digest:
+        digest = log_digest(info, position)
+        if stored == (keyed(digest, key) if colon else digest):
             return ""
     except OSError as error:
         return (f"the binary log {position.file} cannot be read ({error.strerror}), so nothing shows that the server's"
                 " history is still the same")
     except ValueError as error:
         return f"the binary log began again: {error}"
-    return f"before {position.file}:{position.pos} the binary log holds other events than it did then"
+    return (f"before {position.file}:{position.pos} the binary log holds other events than it did then"
+            if not colon or keyed("", key).startswith(f"{known}:") else
+            "another identity key was used then, so nothing shows that the server's history is still the same")
 
 
 def layout_of(info: ServerInfo) -> dict[str, str]:

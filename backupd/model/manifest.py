@@ -59,10 +59,10 @@ class Stats:
 class Landmarks:
     """By what the next increment knows that the server still goes on from this backup.
 
-    ``log``: digest of the binary log right before the backup's position, "" when there was none to read. ``table``: the
-    highest id of an InnoDB table, None when not known. ``last_lsn``: up to where the redo log was copied. ``restore``:
-    the restore that the data directory came from, "" for none. ``layout``: digests of settings that decide which files
-    there are, by name.
+    ``log``: keyed digest of the binary log right before the backup's position, "" when there was none to read.
+    ``table``: the highest id of an InnoDB table, None when not known. ``last_lsn``: up to where the redo log was
+    copied. ``restore``: the restore that the data directory came from, "" for none. ``layout``: digests of settings
+    that decide which files there are, by name.
     """
 
     log: str = ""

@@ -1,4 +1,4 @@
-"""Sealing: zstd, then OpenPGP for public keys. The mirror image is ``unseal``; both open with ``gpg -d | zstd
+"""Sealing: zstd, padded, then OpenPGP for public keys. The mirror image is ``unseal``; both open with ``gpg -d | zstd
 -d``."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from backupd.process.command import Command
 from backupd.process.pipeline import Pipeline
 from backupd.transfer.gpg import Status, StatusLine, gpg
 from backupd.transfer.openpgp import outline
+from backupd.transfer.zstdframe import padding
 
 _FINGERPRINT = re.compile(r"[0-9A-F]{40}(?:[0-9A-F]{24})?!?")
 _READ = 256 * 1024
@@ -68,7 +69,9 @@ class Sealer:
             command = self._command(status)
 
             def write(sink: BinaryIO) -> None:
-                sink.write(packed.pop())
+                frame = packed.pop()
+                sink.write(padding(len(frame)))
+                sink.write(frame)
 
             sealed = BytesIO()
             try:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.client import Connection
-from backupd.engine.history import contradiction, current_lsn, last_checkpoint, log_digest, missing_evidence, mute
+from backupd.engine.history import (
+    contradiction,
+    current_lsn,
+    keyed,
+    last_checkpoint,
+    log_digest,
+    missing_evidence,
+    mute,
+)
 from backupd.engine.probe import probe
 from backupd.model.server import Position, Role
 from tests.support.mariadb import SERVICE_PASSWORD, SERVICE_USER, PrivateServer
@@ -83,21 +91,25 @@ def test_the_binary_log_before_a_position_stays_what_it_was_until_it_is_of_anoth
     connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
     server.execute("FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (900)")
     info, before = probe(connection), here(server)
-    digest = log_digest(info, before)
-    assert missing_evidence(info, before, digest) == ""
+    plain = log_digest(info, before)
+    digest = keyed(plain, b"key")
+    assert plain not in digest
+    assert missing_evidence(info, before, digest, b"key") == ""
+    assert missing_evidence(info, before, plain, b"key") == "", "backups of earlier versions have it as it is"
+    assert "another identity key" in missing_evidence(info, before, digest, b"other")
     server.execute("INSERT INTO d.t VALUES (901)", "FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (902)")
-    assert missing_evidence(info, before, digest) == "", "that it is closed now is no difference"
+    assert missing_evidence(info, before, digest, b"key") == "", "that it is closed now is no difference"
     original = server.datadir / before.file
     content = bytearray(original.read_bytes())
     elsewhere = replace(info, variables={**info.variables, "log_bin_basename": str(tmp_path / "binlog")})
     for place, same in ((before.pos, True), (before.pos - 1, False), (4 + 1, False)):
         (tmp_path / before.file).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1:])
-        assert (missing_evidence(elsewhere, before, digest) == "") is same, place
+        assert (missing_evidence(elsewhere, before, digest, b"key") == "") is same, place
     (tmp_path / before.file).write_bytes(content[: before.pos - 1])
-    assert "began again" in missing_evidence(elsewhere, before, digest)
+    assert "began again" in missing_evidence(elsewhere, before, digest, b"key")
     server.execute(f"PURGE BINARY LOGS TO '{here(server).file}'")
-    assert "cannot be read (No such file" in missing_evidence(info, before, digest)
-    assert "could not be read then" in missing_evidence(info, before, "")
+    assert "cannot be read (No such file" in missing_evidence(info, before, digest, b"key")
+    assert "could not be read then" in missing_evidence(info, before, "", b"key")
 
 
 def test_a_log_that_nothing_goes_into_is_no_evidence(server: PrivateServer) -> None:

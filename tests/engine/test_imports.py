@@ -51,13 +51,13 @@ def test_an_import_while_the_backup_runs_makes_it_fail(server: PrivateServer) ->
     before = here(connection)
     server.execute("CREATE TABLE d.made AS SELECT * FROM d.a")
     server.settle()
-    landmarks = landmarks_of(connection, probe(connection), before, receipts)
+    landmarks = landmarks_of(connection, probe(connection), before, receipts, b"key")
     assert landmarks.table is not None
     assert before.table is not None
     assert landmarks.table > before.table
     import_tablespace(server, "d", "a", "b")
     with pytest.raises(ToolError, match="imported while the backup ran") as caught:
-        landmarks_of(connection, probe(connection), before, receipts)
+        landmarks_of(connection, probe(connection), before, receipts, b"key")
     assert caught.value.detail == "d/b"
 
 

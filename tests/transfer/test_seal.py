@@ -53,6 +53,12 @@ def test_it_opens_with_gpg_and_zstd_alone(homes: Homes, tmp_path: Path) -> None:
     assert opened == plain
 
 
+def test_the_length_of_an_object_does_not_tell_which_known_file_it_is(homes: Homes) -> None:
+    sealer = Sealer([homes.one], homes.both)
+    lengths = {len(sealer.seal(os.urandom(size))) for size in range(1_000_000, 1_014_000, 1000)}
+    assert len(lengths) == 1, "fourteen files of different lengths"
+
+
 def test_the_plaintext_is_nowhere_in_the_object(homes: Homes) -> None:
     marker = b"MARKER-" + os.urandom(20).hex().encode()
     sealed = Sealer([homes.one], homes.both, level=1).seal(os.urandom(1000) + marker * 50)

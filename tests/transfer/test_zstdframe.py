@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backupd.model.errors import DamagedError
-from backupd.transfer.zstdframe import FrameDecoder
+from backupd.transfer.zstdframe import FrameDecoder, padded, padding
 
 
 def decode(frame: bytes, limit: int, step: int) -> bytes:
@@ -32,6 +32,11 @@ def test_any_content_cut_anywhere_comes_back(
         decode(packed + b"\0", len(plain), step)
     with pytest.raises(DamagedError):
         decode(packed[:-1 - repeat % len(packed)], len(plain), step)
+    whole = padding(len(packed)) + packed
+    assert decode(whole, len(plain), step) == plain
+    for wrong in (whole[:len(whole) - len(packed)], whole[:5], whole + b"\0", whole[:-1], padding(9) + whole):
+        with pytest.raises(DamagedError):
+            decode(wrong, len(plain), step)
     if plain:
         with pytest.raises(DamagedError):
             decode(packed, len(plain) - 1, step)
@@ -59,9 +64,17 @@ def test_a_frame_that_wants_too_much_memory_is_refused() -> None:
         decode(packed, 1000, 1000)
 
 
-def test_skippable_frames_and_reserved_blocks_are_refused() -> None:
+def test_skippable_frames_elsewhere_and_reserved_blocks_are_refused() -> None:
     frame = zstandard.ZstdCompressor().compress(b"content")
     skippable = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
-    for packed in (skippable, skippable + frame, frame + skippable):
+    for packed in (skippable, skippable + skippable + frame, frame + skippable):
         with pytest.raises(DamagedError):
             decode(packed, 100, 1000)
+
+
+def test_padding_leaves_few_lengths_and_costs_little() -> None:
+    for size in (*range(3000), 10_000, 1_000_003, 8 * 1024 * 1024 + 17, 2**31 + 5):
+        length = size + len(padding(size)) if size < 1_000_000 else padded(size + 8)
+        assert length == padded(length), "what is padded has one of the lengths"
+        assert size + 8 <= length <= (size + 8) * 1.12 + 1, size
+    assert len({padded(size) for size in range(1024 * 1024, 2 * 1024 * 1024)}) == 33
