@@ -12,15 +12,19 @@ from pathlib import Path
 from threading import Event
 
 from backupd.engine.census import is_copied
+from backupd.engine.client import Connection
 from backupd.engine.datafiles import rejoin_renamed, verify_tables
 from backupd.engine.external import remap
 from backupd.engine.launch import options_for_copy
+from backupd.engine.objects import SEQUENCE, TABLE, list_objects
 from backupd.engine.physical import LeftOut, PhysicalTool, nothing, verify_files
 from backupd.engine.tablefiles import absent
 from backupd.model.errors import DamagedError
+from backupd.model.inventory import BaseTable
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
 from backupd.model.server import Flavour, Position, Version
+from backupd.model.table import TableName
 from restore.fetch import Fetched, Opener, default_workers, fetch
 from restore.gate import NO_GATE, Gate, through
 from restore.memory import available_memory, choose_memory
@@ -147,14 +151,43 @@ def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
         return ()
     files = (path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
     known = frozenset(facts.missing)
-    copied = [table for table in facts.inventory if is_copied(table.engine, facts.server.flavour, facts.tool.name)]
-    lost = [table.name.shown for table in absent(copied, list(files), {}) if table.name not in known]
-    if lost:
-        raise DamagedError(f"{len(lost)} tables that backup {last.header.backup_id} lists are not in the prepared copy",
-                           lost, hint="nothing was put in place; restore another backup, or these tables from another")
+    _refuse_lost([table.name for table in absent(_copied(last), list(files), {})], last,
+                 "are not in the prepared copy", "nothing was put in place; ")
     names = ", ".join(sorted(name.shown for name in known))
     told = f"{last.header.backup_id} is partial: {len(known)} tables are not in it and did not come back: {names}"
     return (told,) if known else ()
+
+
+def compare_named(connection: Connection, last: Loaded) -> tuple[str, ...]:
+    """The same by name, asked of the first server on the copy before anything is replayed: it may have the files of a
+    table and know nothing of the table. Gives what to say of tables that it has besides. Raises DamagedError,
+    ServerError."""
+    facts = last.body.facts
+    if facts.inventory is None or last.whole is not None:
+        return ()
+    with connection.connect() as session:
+        listed = list_objects(session)
+    there = listed.get(TABLE, frozenset()) | listed.get(SEQUENCE, frozenset())
+    _refuse_lost([table.name for table in _copied(last) if str(table.name) not in there], last,
+                 "are unknown to a server on the restored copy")
+    besides = sorted(there - {str(table.name) for table in facts.inventory})
+    named = ", ".join(TableName.parse(name).shown for name in besides)
+    return (f"{len(besides)} tables are in the restored copy that {last.header.backup_id} does not list: {named}",
+            ) if besides else ()
+
+
+def _copied(last: Loaded) -> list[BaseTable]:
+    """What the tool copies of the tables that the backup lists."""
+    facts = last.body.facts
+    return [table for table in facts.inventory or ()
+            if is_copied(table.engine, facts.server.flavour, facts.tool.name)]
+
+
+def _refuse_lost(tables: Iterable[TableName], last: Loaded, where: str, done: str = "") -> None:
+    lost = [table.shown for table in tables if table not in last.body.facts.missing]
+    if lost:
+        raise DamagedError(f"{len(lost)} tables that backup {last.header.backup_id} lists {where}",
+                           lost, hint=f"{done}restore another backup, or these tables from another")
 
 
 def assemble(

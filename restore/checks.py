@@ -29,6 +29,7 @@ from restore.points import same_position
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 CHECK_TABLES = "every table opens (CHECK TABLE)"
 CHECKSUMS = "table checksums equal the witness"
+LISTED = "every table that the backup lists is known to the server"
 DEFINITIONS = "everything the witness names is there, defined as it was"
 OBJECTS = "views, triggers, routines, events and users as the witness counted"
 CHECK_SECONDS = 300.0

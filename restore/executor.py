@@ -14,17 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
+from backupd.engine.client import Connection
 from backupd.engine.external import assert_local
 from backupd.engine.launch import ServerConfig
 from backupd.model.clock import Clock, format_time
-from backupd.model.errors import RefusedError, ToolMissingError
+from backupd.model.errors import DamagedError, RefusedError, ToolMissingError
 from backupd.model.progress import Progress, Report
-from backupd.model.proof import Phase
+from backupd.model.proof import Check, Phase
 from backupd.model.server import Position, Tool
 from backupd.model.thaw import LOGS
 from backupd.transfer.unseal import Unsealer
-from restore.build import Stopwatch, build
-from restore.checks import examine
+from restore.build import Stopwatch, build, compare_named
+from restore.checks import FAILED, LISTED, PASSED, examine
 from restore.fetch import default_workers, sync_filesystem
 from restore.gate import NO_GATE, Gate, through
 from restore.logs import Logs
@@ -337,11 +338,20 @@ class _Restore:
                     workers=spec.workers or default_workers(),
                     report=self._report,
                 )
+                if outcome.replay is None:  # else they were looked for before the replay
+                    checks.append(self._named(server.connection, chain[-1]))
         self._report(Progress("start"))
         with self._watch.phase("started", size):
             shutil.rmtree(config.directory, ignore_errors=True)
             started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
         return replace(outcome, checks=tuple(checks), tables_compared=tally.equal, started=started)
+
+    def _named(self, connection: Connection, last: Loaded) -> Check:
+        try:
+            besides = compare_named(connection, last)
+        except DamagedError as error:
+            return Check(LISTED, FAILED, f"{error.message}: {', '.join(error.damages)}")
+        return Check(LISTED, PASSED, "; ".join(besides))
 
     def _rolled(self) -> RolledForward | None:
         return RolledForward.from_json(self._state.replay) if self._state.replay else None

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from backupd.engine.binlogchanges import STATEMENT_SIZE
+from backupd.engine.ddltext import makes_elsewhere
 from backupd.model.binlog import Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import RefusedError
@@ -24,6 +25,7 @@ _DEED = re.compile(
     rf"(?P<made>CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY\s+TABLE\s+)(?P<unless>IF\s+NOT\s+EXISTS\s+)?(?P<name>{_QUALIFIED})"
     rf"|DROP\s+(?:/\*!\d+\s*)?TEMPORARY(?:\s*\*/)?\s+TABLE\s+(?:IF\s+EXISTS\s+)?"
     rf"(?P<gone>{_QUALIFIED}(?:\s*,\s*{_QUALIFIED})*)", re.IGNORECASE)
+_SHOWN = 200
 _WORD = re.compile(_NAME)
 _READS = re.compile(r"\b(?:INSERT|REPLACE|UPDATE|DELETE|SELECT|LOAD)\b", re.IGNORECASE)
 
@@ -96,6 +98,18 @@ def refuse_pipe(replayed: Iterable[Transaction], *, exclude: bool) -> None:
             "this replay cannot go through the pipe: the logs hold XA transactions, and one session cannot hold a "
             "prepared one and go on", hint=hint,
             detail=f"{found.gtid or f'the transaction at byte {found.start}'} of {format_time(found.at)} is one")
+
+
+def beyond_replay(replayed: Iterable[Transaction]) -> RefusedError | None:
+    """The error for a statement that a private server cannot execute, since it makes files where the server that it
+    came from has its own; None without one."""
+    found = next((one for one in replayed if one.statement and makes_elsewhere(one.statement)), None)
+    return None if found is None else RefusedError(
+        "this replay would stop at a statement that makes files outside of the data directory",
+        detail=f"{found.gtid or f'the transaction at byte {found.start}'} of {format_time(found.at)}: "
+               f"{found.statement[:_SHOWN]}",
+        hint="choose a target before it, or after the next backup; single tables that it does not name come back with "
+             "--tables; for moments from now on take a full backup now")
 
 
 def _deeds(text: str) -> Iterator[tuple[str, bool, bool]]:

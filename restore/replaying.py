@@ -24,7 +24,7 @@ from backupd.model.progress import Report
 from backupd.model.server import Flavour, Position, ServerInfo
 from backupd.process.folders import PASSABLE
 from backupd.transfer.unseal import Unsealer
-from restore.build import Stopwatch
+from restore.build import Stopwatch, compare_named
 from restore.logs import Logs, fetch_logs, refuse_no_room_for
 from restore.ownership import FOLDER_MODE, Account, hand_over
 from restore.refusals import Programs
@@ -143,12 +143,13 @@ def roll_staged(
         with work.watch.phase("started", size):
             server = stack.enter_context(LaunchedServer(config, cancel=work.cancel))
             forget_replication(server.connection, info)
+            named = compare_named(server.connection, last)
         with work.watch.phase(PHASE, work.spec.size):
             rolled = work.roll(server, info, logs, begin, folder=site.folder / "replay")
             stack.close()
     relink(site.data, store=site.store, final=site.final_store)
     shutil.rmtree(run_folder, ignore_errors=True)
-    return rolled
+    return replace(rolled, warnings=(*rolled.warnings, *named))
 
 
 @contextlib.contextmanager

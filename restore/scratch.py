@@ -22,7 +22,7 @@ from backupd.model.table import TableName
 from backupd.process import folders
 from backupd.process.folders import locked_folder
 from backupd.transfer.unseal import Unsealer
-from restore.build import Built, Stopwatch, assemble, fetch_members
+from restore.build import Built, Stopwatch, assemble, compare_named, fetch_members
 from restore.logs import Logs
 from restore.ownership import FOLDER_MODE, Account, find_account, hand_over
 from restore.plan import bytes_of
@@ -218,8 +218,9 @@ class Workshop:
         with contextlib.ExitStack() as stack:
             with self.watch.phase("started", _size(chain)):
                 server = stack.enter_context(looked_at(config, info, replica=False))
+                named = compare_named(server.connection, last)
             copy = Scratch(server.connection, last, server.sandboxed, data, self.phases,
-                           [*self.warnings, *built.warnings])
+                           [*self.warnings, *built.warnings, *named])
             if self.replaying is not None and self._logs is not None:
                 begin = self.replaying.beginning(self._logs, last, built.place)
                 copy.roll_forward = lambda on_stop: self._roll(server, info, begin, folder / "replay", on_stop)

@@ -81,10 +81,11 @@ NO_WISHES = Wishes()
 
 def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *, start: bool = False,
          verify: bool = False, wishes: Wishes = NO_WISHES, base: str | None = None,
-         dumps: Collection[str] | None = None, cold: bool = True) -> Plan:
+         dumps: Collection[str] | None = None, cold: bool = True, narrowed: bool = False) -> Plan:
     """What a restore to ``target`` would do, from the backup ``base`` where one is given. With ``dumps`` from a logical
     backup, which then counts as a full one with its place in the binary log, and none of these ids. Moves nothing.
-    ``cold`` False: whether something has to be thawed first is not asked.
+    ``cold`` False: whether something has to be thawed first is not asked. ``narrowed``: only changes of some tables
+    will be replayed.
     Raises UsageError, NotFoundError, RefusedError (OlderError, see ``make_plan``); and where a sealed index has to be
     read, KeyUnusableError, DamagedError."""
     server = wiring.settings.server(server_name)
@@ -106,7 +107,8 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
     try:
         found = made(base)
         if found.replay is not None:
-            found = _replayable(wiring, server, found, wishes, lambda: () if base else _newer(records, found, made))
+            found = _replayable(wiring, server, found, wishes, lambda: () if base else _newer(records, found, made),
+                                narrowed=narrowed)
     except NotFoundError as error:
         error.detail = "\n".join([*([error.detail] if error.detail else []), *_left_out(wiring, records)])
         raise
@@ -127,25 +129,32 @@ def _newer(records: Sequence[BackupRecord], found: Plan, made: Callable[[str], P
 
 
 def _replayable(wiring: Wiring, server: ServerSettings, found: Plan, wishes: Wishes,
-                newer: Callable[[], Iterable[Plan]]) -> Plan:
-    """The plan, with what is inexact about its replay; one of ``newer`` instead where that is exact. Raises
-    RefusedError for one that the asked-for method cannot do, InexactError where one that may give other rows was not
-    accepted."""
+                newer: Callable[[], Iterable[Plan]], *, narrowed: bool) -> Plan:
+    """The plan, with what is inexact about its replay; one of ``newer`` instead where that is possible and exact.
+    Raises RefusedError for one that cannot be done, or not by the asked-for method, InexactError where one that may
+    give other rows was not accepted."""
     replay = found.replay
     if replay is None:
         return found
     targets = Targets(wiring, server.name, own_branches(wiring, server.name), prefer=server.preferred)
     flavour = wiring.catalog.backups.get(found.backup_id).flavour
+    impossible: RefusedError | None = None
     try:
         if replay.method is ReplayMethod.PIPE and flavour == Flavour.MARIADB:
             refuse_pipe((one for leg in replay.legs for one in targets.within(leg)), exclude=bool(replay.exclude))
         why = targets.over_temporary(replay.legs, found.backup_id)
-        for other in newer() if why else ():
+        if not narrowed:
+            impossible = targets.beyond_replay(replay.legs, replay.exclude)
+        for other in newer() if why or impossible else ():
             with contextlib.suppress(RefusedError):
-                return _replayable(wiring, server, other, replace(wishes, accept_inexact=False), tuple)
+                return _replayable(wiring, server, other, replace(wishes, accept_inexact=False), tuple,
+                                   narrowed=narrowed)
     except (ConfigurationError, KeyUnusableError) as error:
-        unseen = f"whether statements use temporary tables from before the backup was not looked at: {error.message}"
+        unseen = ("whether statements use temporary tables from before the backup, or make files outside of the data "
+                  f"directory, was not looked at: {error.message}")
         return replace(found, warnings=(*found.warnings, unseen))
+    if impossible is not None:
+        raise impossible
     if not why:
         return found
     if not wishes.accept_inexact:

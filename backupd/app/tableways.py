@@ -151,7 +151,7 @@ def _with_thaw(wiring: Wiring, made: TablePlan, way: Way, wanted: TableWishes) -
 
 
 def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
-    base = plan(wiring, server_name, target, None, wishes=wanted.wishes, cold=False)
+    base = plan(wiring, server_name, target, None, wishes=wanted.wishes, cold=False, narrowed=True)
     chain, said = load_chain(server_name, base.chain, sources(wiring, base), wiring.unsealer())
     _refuse_without_rows(chain[-1], wanted.tables)
     there, listed = tables_in(chain[-1]), chain[-1].body.facts.inventory
@@ -193,7 +193,7 @@ def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes)
     for _ in range(_MOST_TRIES):
         try:
             base = plan(wiring, server_name, target, None, wishes=wanted.wishes, dumps=frozenset(lacking),
-                        cold=False)
+                        cold=False, narrowed=True)
             loaded, said = load_dump(server_name, base.backup_id, sources(wiring, base), wiring.unsealer())
         except (NotFoundError, RefusedError, DamagedError, DestinationError) as error:
             if partial is not None:

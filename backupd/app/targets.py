@@ -5,7 +5,7 @@ Catalog rows tell in which segment a place must lie; then that one's sealed inde
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -16,7 +16,7 @@ from backupd.app.indexes import Indexes
 from backupd.app.logbook import Logbook, Met
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
-from backupd.engine.binlogchanges import OF_TEMPORARY, STATEMENTS
+from backupd.engine.binlogchanges import ELSEWHERE, OF_TEMPORARY, STATEMENTS
 from backupd.model.binlog import FIRST_EVENT, Branch, Ending, ReplayLeg, SegmentKey, SegmentRecord, Stop, Transaction
 from backupd.model.clock import format_time
 from backupd.model.errors import (
@@ -32,7 +32,7 @@ from backupd.recovery.executed import Missing, holder, state_after
 from backupd.recovery.route import RouteLeg, Span
 from backupd.recovery.runs import Place, parted, place_of, same_state
 from restore.history import History, Material
-from restore.inexact import open_before, over_temporary
+from restore.inexact import beyond_replay, open_before, over_temporary
 
 _REPEATING: set[tuple[str, str, Position, Place]] = set()
 """Legs of which the index was read once, and told that they repeat what is executed at their start."""
@@ -262,6 +262,16 @@ class Targets:
             if why := over_temporary(self.within(leg), before, known=known, backup=backup):
                 return why
         return ""
+
+    def beyond_replay(self, legs: Sequence[ReplayLeg], exclude: Collection[str]) -> RefusedError | None:
+        """See ``restore.inexact``; indexes are read only where a segment says that files are made elsewhere. Raises
+        KeyUnusableError, ConfigurationError."""
+        for leg in legs:
+            if any(ELSEWHERE in record.segment.remarks for record in self._known(leg).values()
+                   if record.key in leg.segments) and (
+                       found := beyond_replay(one for one in self.within(leg) if one.gtid not in exclude)):
+                return found
+        return None
 
     def _known(self, leg: ReplayLeg) -> dict[SegmentKey, SegmentRecord]:
         numbers: dict[str, list[int]] = {}

@@ -15,6 +15,8 @@ from backupd.engine.foreignkeys import ForeignKey
 from backupd.engine.sqltokens import TOKEN
 from backupd.model.table import TableName
 
+_ELSEWHERE = re.compile(r"DIRECTORY|DATAFILE", re.IGNORECASE)
+
 _SIGNS = frozenset({"UNSIGNED", "ZEROFILL"})
 
 
@@ -172,6 +174,16 @@ def without_directories(create: str) -> str:
         if value < len(found) and found[value].kind == "text":
             spans.append((token.start, found[value].end))
     return _cut(create, spans)
+
+
+def makes_elsewhere(statement: str) -> bool:
+    """Does it make files outside of the data directory (DATA DIRECTORY, INDEX DIRECTORY, ADD DATAFILE)?"""
+    if not _ELSEWHERE.search(statement):
+        return False
+    found = list(tokens(statement))
+    datafile = any(one.word == "ADD" and two.word == "DATAFILE" and three.text.strip("'\"").startswith("/")
+                   for one, two, three in zip(found, found[1:], found[2:], strict=False))
+    return datafile or without_directories(statement) != statement
 
 
 def _cut(text: str, spans: Iterable[tuple[int, int]]) -> str:

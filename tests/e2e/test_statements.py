@@ -116,6 +116,35 @@ def _asked_by_rest(house: House, datadir: Path, option: str, *, refused: str) ->
     return {"problem": problem, "plan": made.json(), "outcome": restore["outcome"]}
 
 
+def test_a_replay_that_would_make_files_beside_the_data_directory_is_refused_in_the_plan(
+        short_tmp: Path, keys: Keys) -> None:
+    far = short_tmp / "far"
+    far.mkdir(mode=0o777)
+    far.chmod(0o777)
+    with PrivateServer() as server:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.near (id INT PRIMARY KEY, note VARCHAR(99))")
+        house = House(short_tmp, server, keys, policy_extra=POLICY_EXTRA)
+        house.backup()
+        server.execute("INSERT INTO shop.near VALUES (1, 'CREATE TABLE x (n INT) DATA DIRECTORY=''/srv''')")
+        _stream(house)
+        assert house.ok("plan", SERVER, "--to", "latest")["replay"]["transactions"] == 1
+        server.execute(f"CREATE TABLE shop.far (id INT PRIMARY KEY) DATA DIRECTORY='{far}'",
+                       "INSERT INTO shop.far VALUES (1)", "INSERT INTO shop.near VALUES (2, '')")
+        _stream(house)
+        before = sorted(far.rglob("*"))
+        for command in (("plan",), ("restore", "--datadir", str(short_tmp / "d"))):
+            said = house.fails(command[0], SERVER, "--to", "latest", *command[1:]).all
+            assert "error: this replay would stop at a statement that makes files outside of the data directory" in said
+            assert "CREATE TABLE shop.far (id INT PRIMARY KEY) DATA DIRECTORY=" in said
+        assert not (short_tmp / "d").exists()
+        assert house.ok("plan", SERVER, "--to", "latest", "--tables", "shop.near")
+        taken = house.backup()["id"]
+        _stream(house)
+        assert house.ok("plan", SERVER, "--to", "latest")["backup"] == taken
+        assert sorted(far.rglob("*")) == before
+
+
 def _stream(house: House) -> None:
     done = house.run("run-stream", SERVER, "--once")
     assert done.code == 0, done.all

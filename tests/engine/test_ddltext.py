@@ -6,7 +6,7 @@ import pytest
 
 from backupd.engine.ddl import read_definition, understand, write_definition
 from backupd.engine.ddlscript import Stored, made_trigger, script, statements
-from backupd.engine.ddltext import parse_table, without_directories, without_foreign_keys
+from backupd.engine.ddltext import makes_elsewhere, parse_table, without_directories, without_foreign_keys
 from backupd.engine.foreignkeys import ForeignKey, ForeignKeys
 from backupd.model.table import TableName
 
@@ -181,3 +181,16 @@ def test_a_script_comes_apart_into_the_very_statements_it_was_made_of() -> None:
 def test_no_setting_breaks_out_of_a_script() -> None:
     with pytest.raises(ValueError, match="not what a server names so"):
         script([Stored("x", sql_mode="'; DROP TABLE x; --")], collation="y")
+
+
+@pytest.mark.parametrize(("statement", "so"), [
+    ("CREATE TABLE a.t (n INT) DATA DIRECTORY='/srv/fast'", True),
+    ("ALTER TABLE a.t PARTITION BY HASH (n) (PARTITION p INDEX DIRECTORY = '/srv/fast')", True),
+    ("create tablespace s add datafile '/srv/fast/s.ibd'", True),
+    ("CREATE TABLESPACE s ADD DATAFILE 's.ibd'", False),
+    ("CREATE TABLE a.t (`data directory` INT COMMENT 'DATA DIRECTORY=''/srv''') -- DATA DIRECTORY='/srv'", False),
+    ("INSERT INTO a.t VALUES ('CREATE TABLE x (n INT) DATA DIRECTORY=''/srv''')", False),
+    ("CREATE TABLE a.t (n INT)", False),
+])
+def test_what_makes_files_beside_the_data_directory(statement: str, so: bool) -> None:
+    assert makes_elsewhere(statement) is so

@@ -12,11 +12,12 @@ import pytest
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.model.ids import new_id
 from backupd.model.progress import silent
+from backupd.model.table import TableName
 from backupd.transfer.pin import pins
 from backupd.transfer.unseal import Unsealer
 from restore.checks import examine
 from restore.proof import make_proof
-from restore.scratch import Scratch, ScratchSpec, remove_dead, scratch_instance
+from restore.scratch import Scratch, ScratchSpec, remove_dead, scratch_instance, workshop
 from storage import layout
 from tests.restore.builder import files_below
 from tests.restore.taken import Taken, now
@@ -123,6 +124,27 @@ def test_a_flipped_byte_makes_it_fail_by_name_and_leaves_nothing(taken: Taken, k
         pass
     assert name in str(damaged.value)
     assert list((short_tmp / "scratch").iterdir()) == []
+
+
+def test_a_table_whose_files_are_there_but_which_the_server_does_not_know_is_missed_before_anything_is_replayed(
+    taken: Taken, keys: Keys, short_tmp: Path
+) -> None:
+    with workshop(spec_for(taken, short_tmp), destinations=[taken.destination], clock=now, report=silent,
+                  unsealer=Unsealer(keys.secret_home)) as work, work.place() as folder:
+        work.fetch(work.chain, folder)
+        built = work.assemble(work.chain, folder)
+        facts = taken.body.facts
+        fewer = tuple(table for table in facts.inventory or () if table.name != TableName("shop", "orders"))
+        assert len(fewer) == len(facts.inventory or ()) - 1
+        last = replace(work.chain[-1], body=replace(taken.body, facts=replace(facts, inventory=fewer)))
+        with work.started([last], folder, built) as copy:
+            assert any("1 tables are in the restored copy that" in line and line.endswith("list: shop.orders")
+                       for line in copy.warnings), copy.warnings
+        (folder / "data/shop/orders.frm").unlink()
+        with pytest.raises(DamagedError, match="are unknown to a server on the restored copy") as damaged, \
+                work.started(work.chain, folder, built):
+            pass
+        assert damaged.value.damages == ("shop.orders",)
 
 
 def test_a_copy_that_would_be_too_large_is_refused_before_it_begins(taken: Taken, keys: Keys, short_tmp: Path) -> None:
