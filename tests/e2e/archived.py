@@ -30,11 +30,12 @@ def wired(house: House) -> Iterator[Wiring]:
 
 @dataclass
 class Archive:
-    """Of one server. ``destinations``: names."""
+    """Of one server. ``destinations``: names. ``remarked`` False: without remarks, as an earlier version archived."""
 
     house: House
     server: Server
     destinations: Sequence[str] = ("local",)
+    remarked: bool = True
     branch: Branch | None = None
     transactions: list[tuple[str, Transaction]] = field(default_factory=list)
     """(file, transaction) of everything that was archived, in log order."""
@@ -88,7 +89,8 @@ class Archive:
             end=scanned.end, ending=Ending.OPEN if is_last else scanned.ending, gtids_before=scanned.gtids_before,
             gtids_after=scanned.gtids_after, transactions=scanned.transactions, first_at=scanned.first_at,
             last_at=scanned.last_at, precise=scanned.precise, server_ids=scanned.server_ids,
-            flavour=scanned.flavour, server_version=scanned.server_version, sha256="", remarks=scanned.remarks)
+            flavour=scanned.flavour, server_version=scanned.server_version, sha256="",
+            remarks=scanned.remarks if self.remarked else ())
         known = {(file, one.start) for file, one in self.transactions}
         self.transactions += [(name, one) for one in found if (name, one.start) not in known]
         store(wiring, self.destinations, self.house, draft, path, found)

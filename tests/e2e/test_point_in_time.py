@@ -317,7 +317,7 @@ def test_a_table_that_the_logs_make_in_a_folder_that_the_sandbox_forgets_is_refu
         house.backup()
         server.execute(f"CREATE TABLE away.made (id INT PRIMARY KEY) DATA DIRECTORY='{elsewhere}'",
                        "INSERT INTO away.made VALUES (1)")
-        Archive(house, server).take()
+        Archive(house, server, remarked=False).take()
         for said in (house.fails("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "d")),
                      house.fails("test-restore", SERVER)):
             assert "away/made.isl leads to" in said.all
