@@ -109,9 +109,9 @@ class StderrReader:
     def _say(self, voice: _Voice, raw: bytes) -> None:
         line = raw.decode("utf-8", "replace").rstrip("\r")
         shown = voice.redactor.line(line)[:TAIL_WIDTH]
-        if shown.strip():
+        if shown.strip():  # behind "completed OK!" mariadb-backup now and then ends a line that it has not begun
             voice.tail.append(shown)
-        self._write(voice, shown)
+            self._write(voice, shown)
         try:
             if self._on_line is not None:
                 self._on_line(line)

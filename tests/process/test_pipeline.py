@@ -328,6 +328,13 @@ def test_the_log_is_private_and_free_of_secrets(tmp_path: Path) -> None:
     assert heard == [said]
 
 
+def test_blank_lines_are_not_in_the_log_so_that_its_last_line_says_how_it_ended(tmp_path: Path) -> None:
+    log = tmp_path / "tool.log"
+    with Pipeline([Command(("sh", "-c", "printf 'one\\n\\ncompleted OK!\\n\\n \\n' >&2"))], log=log) as p:
+        read_all(p)
+    assert log.read_text() == "sh: one\nsh: completed OK!\n"
+
+
 def test_what_feed_writes_is_the_input() -> None:
     data = os.urandom(5_000_000)
 
