@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from backupd.catalog.session import open_catalog
+from backupd.model.server import Version
 from tests.e2e.forked import POLICY_EXTRA, Source, diary
 from tests.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.places import give_to_database
+from tests.support.server import Server
 from tests.support.stacks import MYSQL, Stack, stacks
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
@@ -25,7 +28,7 @@ def stack(request: pytest.FixtureRequest) -> Stack:
 
 @pytest.fixture
 def source(stack: Stack, short_tmp: Path, keys: Keys) -> Iterator[Source]:
-    with stack.make() as server:
+    with stack.make(tcp=True) as server:
         found = Source(House(short_tmp, server, keys, policy_extra=POLICY_EXTRA, programs=stack.all_programs()))
         found.begin()
         yield found
@@ -92,3 +95,62 @@ def test_a_server_that_was_restored_under_its_own_name_gives_the_same_gtids_and_
     source.is_restored("latest", "newer")
     source.is_restored(f"gtid:{new.executed}", "new")
     source.is_restored(f"gtid:{lost.executed}@{old['id']}", "lost")
+
+
+def follow(stack: Stack, replica: Server, server: Server) -> None:
+    """``replica`` gets all that ``server`` has, and is one no more."""
+    words = stack.words()
+    key = f", GET_{words.source}_PUBLIC_KEY=1" if stack.version() >= Version(8, 0) else ""
+    replica.execute(f"{words.change} {words.source}_HOST='127.0.0.1', {words.source}_PORT={server.port}, "
+                    f"{words.source}_USER='repl', {words.source}_PASSWORD='Repl-s3cret-77', "
+                    f"{words.source}_AUTO_POSITION=1{key}", f"START {words.replica}")
+    done = server.scalar("SELECT @@GLOBAL.gtid_executed")
+    assert replica.scalar("SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, 300)", (done,)) == 0
+    replica.execute(f"STOP {words.replica}", f"RESET {words.replica} ALL")
+
+
+def test_who_answers_is_compared_a_stranger_a_replica_that_took_over_and_the_server_restored(
+        stack: Stack, source: Source) -> None:
+    house, server = source.house, source.server
+    if refused(stack, house):
+        return
+    server.execute("CREATE USER repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
+                   "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'")
+    first = house.backup()
+    source.write("before")
+    source.stream()
+    with stack.make(tcp=True) as other:
+        other.create_backup_users()
+        house.server = other
+        house.write()
+        assert "another server answers under this name" in house.fails("check", SERVER).all
+        source.stream()
+        assert len(source.branches()) == 1
+        house.server = server
+        house.write()
+        source.write("after the wrong entry")
+        source.stream()
+        old, now = source.branches()
+        assert (now["parent"], now["fork"] is not None) == (old["id"], True)
+        source.is_restored("latest", "after the wrong entry")
+    with stack.make(tcp=True) as replica:
+        follow(stack, replica, server)
+        house.server = replica
+        house.write()
+        source.write("taken over")
+        assert house.run("check", SERVER).code == 0
+        source.stream()
+        assert source.branches()[-1]["reason"] == "failover"
+        assert not house.backup()["apart"]
+        source.is_restored("latest", "taken over")
+    house.server = server
+    house.write()
+    server.stop()
+    house.remove_datadir(server.datadir)
+    house.restore(server.datadir, to=f"backup:{first['id']}")
+    server.start()
+    assert house.run("check", SERVER).code == 0
+    with open_catalog(house.catalog) as catalog:
+        told = [event.kind for event in sorted(catalog.events.list(server=SERVER, limit=1000), key=lambda e: e.number)
+                if event.kind in ("server-changed", "server-known", "server-failover")]
+    assert told == ["server-changed", "server-known", "server-failover"]
