@@ -7,7 +7,7 @@ MySQL: ``<uuid>[:<tag>]:<first>[-<last>]...``, a set with holes (manual, "GTID s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 _MARIADB = re.compile(r"(\d+)-(\d+)-(\d+)")
@@ -98,6 +98,12 @@ class MysqlGtids:
     def count(self) -> int:
         """How many transactions."""
         return sum(last - first + 1 for intervals in self.runs.values() for first, last in intervals)
+
+    def each(self) -> Iterator[str]:
+        """One transaction after the other."""
+        for source, intervals in self.runs.items():
+            for first, last in intervals:
+                yield from (f"{source}:{number}" for number in range(first, last + 1))
 
     @property
     def is_empty(self) -> bool:
