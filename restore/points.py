@@ -8,7 +8,7 @@ from datetime import datetime
 
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.clock import format_time
-from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
+from backupd.model.errors import DumpsOnlyError, NotFoundError, RefusedError, UnknownNameError
 from backupd.model.server import Position
 from backupd.recovery.chains import dumps
 from backupd.recovery.windows import not_rolled
@@ -42,7 +42,7 @@ def none_restorable(server: str, own: Sequence[BackupRecord]) -> NotFoundError:
     damaged = [b for b in own if b.state is BackupState.DAMAGED and b.kind is not BackupKind.LOGICAL]
     take = f"take one: backupd backup {server} --kind full"
     if not damaged and dumps(own) and all(b.kind is BackupKind.LOGICAL for b in own):
-        return NotFoundError(
+        return DumpsOnlyError(
             f"server {server} cannot be restored as a whole: it has dumps only, and dumps restore tables",
             hint="all of its tables, rolled forward by the binary log where that is archived: backupd restore "
             f"{server} --to latest --tables '*.*' --sql DIR, or --into SERVER in place of --sql DIR")

@@ -194,8 +194,8 @@ def refuse_inexact(tables: Sequence[DumpedTable], replay: ReplaySpec) -> None:
         if names:
             raise RefusedError(f"{len(names)} tables of this backup cannot be rolled forward: {why}",
                                detail=", ".join(names),
-                               hint="take the base from another backup (a physical one, say), or restore them as the "
-                                    "backup has them")
+                               hint="restore the other tables without them, and these as the backup has them (--to "
+                                    "backup:ID); on a physical backup, where there is one, they can be rolled forward")
 
 
 def _make_schemas(session: Session, folder: Path, tables: Sequence[DumpedTable], replay: ReplaySpec | None,

@@ -24,6 +24,7 @@ from backupd.app.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.config import collect
 from backupd.backup.coverage import REMEDY, in_no_backup, left_out, lost_words
+from backupd.backup.location import elsewhere
 from backupd.backup.physical import Parent, PhysicalOutcome, PhysicalSpec, execute
 from backupd.backup.speed import slow_destinations
 from backupd.engine.census import uncovered
@@ -32,7 +33,7 @@ from backupd.engine.tables import list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
 from backupd.engine.witness import LockWindowWitness
 from backupd.model.backup import BackupKind, BackupRecord
-from backupd.model.errors import BackupdError, DestinationFullError, TablesChangedError
+from backupd.model.errors import BackupdError, DestinationFullError, ElsewhereError, TablesChangedError
 from backupd.model.identity import Identity
 from backupd.model.ids import new_id
 from backupd.model.manifest import Body, BodyFacts, Header
@@ -128,6 +129,8 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
     connection = server.connection()
     with connection.connect() as session:
         probed = examine(session)
+        if server.policy.physical is None and (far := elsewhere(session, probed.info)) is not None:
+            raise ElsewhereError(far, hint=f"take a dump from here: backupd backup {server.name} --kind logical")
         met = meet(wiring, server.name, session, probed.info)
         refuse_clashes(session, probed.info)
         tool = physical_tool(probed.info, paths=wiring.settings.programs)

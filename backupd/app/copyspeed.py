@@ -50,7 +50,7 @@ def tell_speed(wiring: Wiring, server: str, place: str, sent: int, seconds: floa
                     f"{format_duration(seconds)} ({format_size(rate)}/s), and the backups of the last two weeks "
                     f"brought {format_size(needed)}/s",
             hint="it falls behind further with every backup: look at its line, copy fewer of them there "
-                 " (retention of that destination), or take backups less often"))
+                 "(retention of that destination), or take backups less often"))
     else:
         incidents.mended(SLOW, Event(now, SLOW.mended, Severity.INFO, server=server, subject=place,
                                      message=f"copies of {server} to {place} keep up with its backups again"))

@@ -32,6 +32,8 @@ from backupd.model.errors import (
     CancelledError,
     CatalogError,
     ConfigurationError,
+    DumpsOnlyError,
+    ElsewhereError,
     NotFoundError,
     RefusedError,
 )
@@ -145,8 +147,10 @@ def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseExcept
     elif isinstance(error, KeyboardInterrupt):
         name = signal.Signals(getattr(error, "number", signal.SIGINT)).name
         ending = partial(close, wiring, job, JobState.CANCELLED, error=CancelledError(f"stopped by {name}"))
-    elif watched and job.kind == JobKind.RESTORE and isinstance(error, REFUSALS):
-        # Somebody forgot --confirm, and was told: nothing was done, and nothing is broken.
+    elif isinstance(error, (ElsewhereError, DumpsOnlyError)) or (
+            watched and job.kind == JobKind.RESTORE and isinstance(error, REFUSALS)):
+        # Somebody forgot --confirm, or asked for what no policy plans, and was told: nothing was done, and nothing is
+        # broken.
         ending = partial(close, wiring, job, JobState.CANCELLED, error=error)
     else:
         shown = error if isinstance(error, BackupdError) else _internal(job, error)

@@ -19,20 +19,26 @@ from backupd.model.server import ServerInfo
 _PROXIES = ("proxysql", "maxscale", "mysql-router", "mysqlrouter", "haproxy", "vitess")
 
 
-def examine_location(session: Session, info: ServerInfo) -> Iterator[Finding]:
-    """Proxy, another host, unreadable files. Raises ServerError when the server goes away."""
-    between = list(_between(session, info))
-    yield from between
-    if not session.connection.socket and info.hostname and info.hostname != socket.gethostname():
-        yield error(
-            "datadir",
-            f"the server says it runs on {info.hostname}, this is {socket.gethostname()}: a physical backup "
-            "reads the server's files, so it must run on the database host",
-            "run backupd there, or use the server's socket if this is that host under another name",
-        )
+def examine_location(session: Session, info: ServerInfo, *, physical: bool = True) -> Iterator[Finding]:
+    """Proxy, another host, unreadable files. ``physical`` False: nobody reads its files, so they may be anywhere.
+    Raises ServerError when the server goes away."""
+    yield from _between(session, info)
+    if not physical:
+        return
+    if (far := elsewhere(session, info)) is not None:
+        yield error("datadir", far, "run backupd there, or use the server's socket if this is that host under another "
+                                    "name")
         return
     yield from _files(info)
     yield from _process(session, info)
+
+
+def elsewhere(session: Session, info: ServerInfo) -> str | None:
+    """Why no physical backup can be taken from here, where the server says that it runs on another host."""
+    if session.connection.socket or not info.hostname or info.hostname == socket.gethostname():
+        return None
+    return (f"the server says it runs on {info.hostname}, this is {socket.gethostname()}: a physical backup reads the "
+            "server's files, so it must run on the database host")
 
 
 def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:

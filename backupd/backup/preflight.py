@@ -97,7 +97,7 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             grants = _grants(session, found, spec)
             probed = examine(session, tolerant=True)
             found.append(_described(spec, probed))
-            found += examine_location(session, probed.info)
+            found += examine_location(session, probed.info, physical=spec.physical)
             found += recommend(probed.info.engines)
             if spec.physical:
                 found += _clashes(session, probed.info)

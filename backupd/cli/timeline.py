@@ -47,7 +47,8 @@ def show_timeline(screen: Screen, found: Timeline) -> None:
     for text in found.warnings:
         screen.line(f"! {text}", style="yellow")
     screen.line()
-    _windows(screen, found)
+    if found.windows:
+        _windows(screen, found)
     _gaps(screen, found)
     if found.destinations:
         screen.line()

@@ -105,6 +105,10 @@ class RefusedError(BackupdError):
     problem_type = "refused"
 
 
+class ElsewhereError(RefusedError):
+    """A physical backup was asked for where the server's files are not, and no policy plans one."""
+
+
 class BusyError(RefusedError):
     retryable = True
 
@@ -119,6 +123,10 @@ class ForbiddenError(BackupdError):
 
 class NotFoundError(BackupdError):
     problem_type = "not-found"
+
+
+class DumpsOnlyError(NotFoundError):
+    """A whole server was asked for of which dumps are taken only: nothing is broken."""
 
 
 class UnknownNameError(NotFoundError):

@@ -44,7 +44,8 @@ class Done:
 
 @dataclass
 class House:
-    """``repository`` is the folder of the destination ``local``; ``env`` is added to each command's environment."""
+    """``repository`` is the folder of the destination ``local``; ``env`` is added to each command's environment;
+    ``under``: words before the program of each."""
 
     base: Path
     server: Server
@@ -56,6 +57,7 @@ class House:
     config: Path = field(init=False)
     env: dict[str, str] = field(default_factory=dict)
     programs: Mapping[str, str] = field(default_factory=dict)
+    under: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.repository = self.base / "repository"
@@ -88,12 +90,13 @@ class House:
         return {**os.environ, "BACKUPD_CONFIG": str(self.config), "BACKUPD_RUNTIME": str(self.base / "run"), **self.env}
 
     def popen(self, *args: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([BACKUPD, *args], env=self.environment(), text=True, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        return subprocess.Popen([*self.under, BACKUPD, *args], env=self.environment(), text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                start_new_session=True)
 
     def run(self, *args: str, timeout: float = LONGEST) -> Done:
         """Run ``backupd ARGS`` whatever it answers; a traceback is always a failure."""
-        code, out, err = warm.run([BACKUPD, *args], self.environment(), timeout)
+        code, out, err = warm.run([BACKUPD, *args], self.environment(), timeout, self.under)
         assert "Traceback" not in err, err
         return Done(code, out, err)
 

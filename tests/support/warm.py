@@ -18,11 +18,12 @@ _SCRIPT = Path(__file__).with_name("warm_start.py")
 
 
 @cache
-def _door() -> str:
+def _door(under: tuple[str, ...]) -> str:
     """Where this process's warm one listens; started at the first call, gone with this process."""
     folder = tempfile.mkdtemp(prefix="warm-")
     address = f"{folder}/door"
-    process = subprocess.Popen([sys.executable, str(_SCRIPT), address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen([*under, sys.executable, str(_SCRIPT), address], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -36,13 +37,14 @@ def _door() -> str:
     return address
 
 
-def run(argv: Sequence[str], env: Mapping[str, str], timeout: float) -> tuple[int, str, str]:
-    """``backupd ARGV``: exit code as subprocess tells it, stdout, stderr. Raises AssertionError when it hangs."""
+def run(argv: Sequence[str], env: Mapping[str, str], timeout: float, under: Sequence[str] = ()) -> tuple[int, str, str]:
+    """``backupd ARGV``: exit code as subprocess tells it, stdout, stderr. Raises AssertionError when it hangs.
+    ``under``: words before the program that the commands are forked from."""
     request = json.dumps({"argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}).encode()
     with (tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, Path(os.devnull).open("rb") as nothing,
           socket.socket(socket.AF_UNIX) as line):
         line.settimeout(timeout)
-        line.connect(_door())
+        line.connect(_door(tuple(under)))
         socket.send_fds(line, [len(request).to_bytes(4, "big")], [nothing.fileno(), out.fileno(), err.fileno()])
         line.sendall(request)
         process = int.from_bytes(_exactly(line, 4), "big")
