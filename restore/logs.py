@@ -212,6 +212,7 @@ class _Job:
         self._named[key] = header.segment.file
         path = folder / _safe(header.segment.file)
         if not _holds(path, key, header.segment.sha256):
+            segments.require_bound(destination, header, self._unsealer)
             _shorten(path, key.start)
             passed: list[BackupdError] = []
             segments.fetch(destination, header, self._unsealer, path, append=key.start > 0,

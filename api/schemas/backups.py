@@ -83,11 +83,14 @@ class BackupDetail(Backup):
     """A backup with what its manifest adds."""
 
     model_config = example({**_BACKUP, "objects": 431, "codec": "zstd",
-                            "recipients": ["6D2A9C1E4B7F00112233445566778899AABBCCDD"]})
+                            "recipients": ["6D2A9C1E4B7F00112233445566778899AABBCCDD"],
+                            "bound": True})
 
     objects: int = Field(description="Stored objects that it consists of.")
     recipients: list[str] = Field(description="Fingerprints of the keys that open it.")
     codec: str
+    bound: bool = Field(description="What it tells in the clear (server, kind, times, sizes) is compared with what was "
+                                    "sealed. False in backups of format 1: nothing in them shows that it was changed.")
 
 
 class BackupsQuery(Dated):

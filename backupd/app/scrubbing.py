@@ -28,7 +28,7 @@ class Read:
     """What one run found at one destination: ids of ``backups``, how many ``objects``, ``bytes`` and ``binlogs`` were
     read, every damage with what became of it. ``cold``: how many objects lie in an archive class, where only the
     place's own checksum could be compared; ``unseen``: how many of them have none; ``sample``: what is said of the one
-    that is thawed to be read."""
+    that is thawed to be read; ``unbound``: backups that are not bound to what they tell in the clear."""
 
     backups: tuple[str, ...]
     objects: int
@@ -38,6 +38,7 @@ class Read:
     cold: int = 0
     unseen: int = 0
     sample: str = ""
+    unbound: tuple[str, ...] = ()
 
 
 def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation: Rotation, report: Report) -> Read:
@@ -63,7 +64,8 @@ def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation
     _release(destination, headers, found, turn)
     told = sample(wiring, destination, server, key, scrubbed.cold, {damage.key for damage in found})
     return Read(tuple(sorted(names)), scrubbed.objects + logs.objects, scrubbed.bytes + logs.bytes, found, count,
-                len(scrubbed.cold) + len(logs.cold), len(scrubbed.unseen) + len(logs.unseen), told)
+                len(scrubbed.cold) + len(logs.cold), len(scrubbed.unseen) + len(logs.unseen), told,
+                tuple(header.backup_id for header in headers if not header.is_bound))
 
 
 def _headers(destination: Destination, server: str) -> tuple[list[Header], list[Damage]]:

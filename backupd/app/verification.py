@@ -36,7 +36,8 @@ class VerifyOutcome:
     """``backups`` that were looked at, ``objects`` and ``bytes`` re-read, and every damage found; ``binlogs``: copies
     of archived binary logs that were looked at; ``cold``: files in archive classes, of which only the place's own
     checksum was compared; ``unseen``: those of them that have none; ``samples``: what of them is thawed to be read;
-    ``lacking``: backups without tables that the server had."""
+    ``lacking``: backups without tables that the server had; ``unbound``: those of a format in which nothing shows
+    whether what they tell in the clear was changed."""
 
     backups: tuple[str, ...]
     objects: int
@@ -47,6 +48,7 @@ class VerifyOutcome:
     unseen: int = 0
     samples: tuple[str, ...] = ()
     lacking: tuple[Lacking, ...] = ()
+    unbound: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -57,7 +59,7 @@ class VerifyOutcome:
         return {"ok": self.ok, "backups": list(self.backups), "binlogs": self.binlogs, "objects": self.objects,
                 "bytes": self.bytes, "damages": [damage.as_json() for damage in self.damages], "cold": self.cold,
                 "unseen": self.unseen, "samples": list(self.samples),
-                "lacking": [one.as_json() for one in self.lacking]}
+                "lacking": [one.as_json() for one in self.lacking], "unbound": list(self.unbound)}
 
 
 def verify(wiring: Wiring, server: str | None, subset: float | None, report: Report, *,
@@ -86,7 +88,8 @@ def verify(wiring: Wiring, server: str | None, subset: float | None, report: Rep
         tuple(sorted(names)), sum(one.objects for one in results), sum(one.bytes for one in results),
         (*(damage for one in results for damage in one.damages), *copies, *gone), sum(one.binlogs for one in results),
         sum(one.cold for one in results), sum(one.unseen for one in results),
-        tuple(one.sample for one in results if one.sample), look_back(wiring, server))
+        tuple(one.sample for one in results if one.sample), look_back(wiring, server),
+        tuple(sorted({name for one in results for name in one.unbound})))
 
 
 def _markers(wiring: Wiring, usable: Iterable[Destination]) -> tuple[Damage, ...]:

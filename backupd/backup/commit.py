@@ -16,7 +16,7 @@ from backupd.engine.client import Connection
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock
 from backupd.model.dump import DumpFacts
-from backupd.model.errors import BackupdError, DestinationError
+from backupd.model.errors import BackupdError, DestinationError, RefusedError
 from backupd.model.inventory import BaseTable
 from backupd.model.manifest import (
     CODEC,
@@ -26,7 +26,7 @@ from backupd.model.manifest import (
     Landmarks,
     Stats,
     StoredObject,
-    encode_body,
+    bound,
     objects_digest,
 )
 from backupd.model.server import Receipts, ServerInfo, Tool
@@ -36,7 +36,7 @@ from backupd.transfer.fanout import Fanout, known_everywhere
 from backupd.transfer.intent import Intent
 from backupd.transfer.known import confirm, load_known
 from backupd.transfer.locking import lengthen_all
-from backupd.transfer.manifestio import commit_header, described, put_bytes
+from backupd.transfer.manifestio import body_limit, commit_header, described, put_bytes
 from backupd.transfer.pack import Packed
 from backupd.transfer.seal import Sealer
 from storage import layout
@@ -171,21 +171,25 @@ class Making:
             bytes_source=packed.size, bytes_stored=sum(o.size for o in objects),
             bytes_new=sum(o.size for o in objects if o.name in new), files=len(packed.entries),
             files_linked=packed.linked)
-        sealed_body = sealer.seal(b"".join(encode_body(body)))
         nothing = StoredObject("", 0, "")
         header = Header(
             backup_id=spec.backup_id, server=spec.server, kind=str(captured.kind), parent=captured.parent,
             from_lsn=receipts.from_lsn, to_lsn=receipts.to_lsn, server_uuid=spec.info.server_uuid, reason=spec.reason,
             tool=captured.tool.name, started_at=spec.started_at, finished_at=self._clock() + spec.behind,
-            recipients=sealer.recipients, stats=stats, objects=objects,
-            body=described(layout.BODY, sealed_body), unpack=nothing, runbook=nothing, codec=CODEC,
-            config=described(layout.CONFIG, self._sealed_config) if self._sealed_config else None,
+            recipients=sealer.recipients, stats=stats, objects=objects, body=nothing, unpack=nothing, runbook=nothing,
+            codec=CODEC, config=described(layout.CONFIG, self._sealed_config) if self._sealed_config else None,
             landmarks=captured.landmarks, table_set=dump.table_set if dump else "",
             tables_missing=len(dump.failed) if dump else captured.lost + len(captured.missing))
         documents = spec.documents(body, header)
         sealed_unpack = sealer.seal(documents.unpack)
-        header = replace(header, unpack=described(layout.UNPACK, sealed_unpack),
-                         runbook=described(layout.RUNBOOK, documents.runbook))
+        header, plain = bound(replace(header, unpack=described(layout.UNPACK, sealed_unpack),
+                                      runbook=described(layout.RUNBOOK, documents.runbook)), body)
+        sealed_body = sealer.seal(plain)
+        header = replace(header, body=described(layout.BODY, sealed_body))
+        if body_limit(header) < len(plain):
+            raise RefusedError(f"the list of files of backup {spec.backup_id} has {len(plain)} bytes, and would not be "
+                               f"read again: {body_limit(header)} are the most",
+                               hint="back up fewer files at once; a file of terabytes of zeros may be the cause")
         contents = {layout.BODY: sealed_body, layout.UNPACK: sealed_unpack, layout.RUNBOOK: documents.runbook,
                     **({layout.CONFIG: self._sealed_config} if self._sealed_config else {})}
         return header, facts, contents

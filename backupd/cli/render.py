@@ -271,6 +271,9 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
         )
     for sample in outcome["samples"]:
         screen.line(sample)
+    if outcome.get("unbound"):
+        screen.line(f"{len(outcome['unbound'])} backups are unbound (format 1): nothing in them shows whether their "
+                    "server, kind, times or sizes were changed; new backups are bound")
     for damage in damages:
         screen.line(f"  {damage['destination']}: {damage['key']}: {damage['problem']}")
         screen.line(f"    needed by {', '.join(damage['backups']) or 'no backup'}")

@@ -1,4 +1,8 @@
-"""The index of a segment: one line of JSON that names the format, then one line for each transaction."""
+"""The index of a segment: one line of JSON that names the format, then one line for each transaction.
+
+It is stored in parts, each of which begins with such a line. That of the last part also tells the digest of the clear
+description that belongs to it, since version 2 of that.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,18 @@ from backupd.model.errors import DamagedError
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
-def index_head() -> bytes:
-    return (_encode({"format": INDEX_FORMAT}) + "\n").encode()
+def index_head(segment: str = "") -> bytes:
+    """``segment``: the digest of the segment's description."""
+    return (_encode({"format": INDEX_FORMAT, **({"segment": segment} if segment else {})}) + "\n").encode()
+
+
+def segment_told(index: bytes) -> str:
+    """What the first line of a part tells of the segment's description; "" where it tells nothing. Raises DamagedError.
+    """
+    try:
+        return str(json.loads(index[:index.find(b"\n") + 1]).get("segment", ""))
+    except (ValueError, AttributeError) as error:
+        raise _broken(1, str(error)) from None
 
 
 def index_line(transaction: Transaction) -> bytes:

@@ -114,13 +114,15 @@ class BackupRecord:
 
 @dataclass(frozen=True, slots=True)
 class BackupDetail:
-    """A backup's record with what its manifest adds: how many objects, for which keys."""
+    """A backup's record with what its manifest adds: how many objects, for which keys, and whether what it tells in the
+    clear is bound to what is sealed."""
 
     record: BackupRecord
     objects: int
     recipients: Sequence[str]
     codec: str
+    bound: bool = True
 
     def as_json(self) -> dict[str, Any]:
         return {**self.record.as_json(), "objects": self.objects, "recipients": list(self.recipients),
-                "codec": self.codec}
+                "codec": self.codec, "bound": self.bound}

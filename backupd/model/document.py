@@ -9,6 +9,9 @@ from typing import Any, NoReturn
 NOTE_LIMIT = 1024 * 1024
 """Most bytes of a note at a destination (lease, mark, hold, tombstone); ours have a few hundred."""
 
+DOCUMENT_LIMIT = 256 * 1024 * 1024
+"""Most bytes of a clear document that tells what is stored: of a manifest that names more than a million objects."""
+
 
 def parsed(raw: bytes | str, *, limit: int | None = None) -> Any:
     """The value that ``raw`` tells. Raises ValueError for whatever is no JSON, has more than ``limit`` bytes, is nested

@@ -237,5 +237,18 @@ class DamagedError(BackupdError):
         super().__init__(message, detail="\n".join(shown), hint=hint)
 
 
+class TamperedError(DamagedError):
+    """It reads well, and is not what this installation stored: somebody wrote it, or put it there."""
+
+
+class NewerFormatError(DamagedError):
+    """A later version of this program wrote it. Nothing is known of what it names, so nothing of that is touched."""
+
+    def __init__(self, where: str, form: str) -> None:
+        super().__init__(f"{where} was written by a newer version of backupd", [f"{where}: format {form[:120]!r}"],
+                         hint="use that version, or a later one, with this destination; this one changes and deletes "
+                              "nothing there")
+
+
 class CancelledError(BackupdError):
     problem_type = "cancelled"

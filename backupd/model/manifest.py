@@ -8,26 +8,34 @@ last of all.
 The header's encoding is canonical JSON (sorted keys, no spaces, ASCII, newline at the end) with its own SHA-256 in
 ``checksum``; a header that does not re-encode to the very same bytes is damaged, so any flipped bit is noticed.
 The body's encoding is JSON lines: one line of facts, then one line per entry, so that it streams.
+
+Since version 2 the body holds the digest of the header (``header_digest``), so that no word of the clear half can be
+another one than what was sealed: whoever can write to a place but has no public key can neither date a backup anew nor
+file it under another server. Version 1 bound the list of objects and the parent only. docs/decisions/format.md.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from backupd.model.clock import format_time, parse_time
-from backupd.model.document import parsed
+from backupd.model.document import DOCUMENT_LIMIT, parsed
 from backupd.model.dump import DumpFacts
-from backupd.model.errors import DamagedError
+from backupd.model.errors import DamagedError, NewerFormatError
 from backupd.model.inventory import BaseTable
 from backupd.model.server import Position, Receipts, ServerInfo, Tool
 from backupd.model.table import TableName
 
-FORMAT = "backupd-manifest/1"
+FORMAT = "backupd-manifest/"
+"""Header and body begin with it; the version follows."""
+VERSION = 2
+"""What is written. Every version from 1 on is read."""
 CODEC = "zstd+openpgp"
 PART_SIZE = 16 * 1024 * 1024
 """Bytes of plaintext in one part; the last part of an entry is shorter."""
@@ -80,7 +88,7 @@ class Header:
     took it, since no other one can go on from there. ``landmarks``: None where no increment can build on this backup,
     and in manifests that are older than they. Of a logical backup: ``table_set``, the policy's set that was dumped, and
     ``tables_missing``, how many tables of it could not be; of a physical one: how many it leaves out that were in no
-    logical one either.
+    logical one either. ``body_size``: bytes of the unsealed body, 0 in version 1. ``version``: of the format.
     """
 
     backup_id: str
@@ -105,6 +113,13 @@ class Header:
     landmarks: Landmarks | None = None
     table_set: str = ""
     tables_missing: int = 0
+    body_size: int = 0
+    version: int = VERSION
+
+    @property
+    def is_bound(self) -> bool:
+        """Does its body tell whether a word of it was changed?"""
+        return self.version > 1
 
     @property
     def side_files(self) -> tuple[StoredObject, ...]:
@@ -145,7 +160,8 @@ class BodyFacts:
     """Everything of the body but the entries. ``objects_digest`` binds the body to its header's object list, ``parent``
     to the backup that it builds on. ``dump``: of a logical backup. ``inventory``: of a physical one, every table that
     the server had at its position; None where no list could be made, and in manifests that are older than it.
-    ``missing``: those of them that the backup does not hold."""
+    ``missing``: those of them that the backup does not hold. ``header``: the digest of the header that belongs to it,
+    "" in version 1."""
 
     backup_id: str
     position: Position
@@ -158,6 +174,12 @@ class BodyFacts:
     dump: DumpFacts | None = None
     inventory: tuple[BaseTable, ...] | None = None
     missing: tuple[TableName, ...] = ()
+    header: str = ""
+
+    @property
+    def version(self) -> int:
+        """Of the format."""
+        return VERSION if self.header else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +196,23 @@ def objects_digest(objects: Iterable[StoredObject]) -> str:
     return digest.hexdigest()
 
 
+def version_of(told: object, form: str, newest: int, where: str) -> int:
+    """The version of a document that says that it is ``told`` and belongs to the ``form``. Raises ValueError,
+    NewerFormatError."""
+    name, slash, number = str(told).rpartition("/")
+    if name + slash != form or re.fullmatch("[1-9][0-9]{0,8}", number) is None:
+        raise ValueError(f"format {str(told)[:120]!r} is not known to this version")
+    if int(number) > newest:
+        raise NewerFormatError(where, str(told))
+    return int(number)
+
+
+def _digest(told: object) -> str:
+    if not isinstance(told, str) or len(told) != hashlib.sha256().digest_size * 2:
+        raise ValueError(f"{str(told)[:120]!r} is no SHA-256")
+    return told
+
+
 def _stored(item: StoredObject) -> dict[str, Any]:
     return {"name": item.name, "size": item.size, "sha256": item.sha256}
 
@@ -187,9 +226,22 @@ def _canonical(document: dict[str, Any]) -> bytes:
 
 
 def encode_header(header: Header) -> bytes:
+    document = _document(header)
+    return _canonical({**document, "checksum": hashlib.sha256(_canonical(document)).hexdigest()})
+
+
+def header_digest(header: Header) -> str:
+    """SHA-256 over everything that a header tells but what it tells of its own body, in the encoding in which it is
+    stored (without ``checksum``)."""
+    document = _document(header)
+    del document["body"]
+    return hashlib.sha256(_canonical(document)).hexdigest()
+
+
+def _document(header: Header) -> dict[str, Any]:
     document: dict[str, Any] = {
-        "format": FORMAT, "backup": header.backup_id, "server": header.server, "kind": header.kind,
-        "parent": header.parent, "started_at": format_time(header.started_at),
+        "format": f"{FORMAT}{header.version}", "backup": header.backup_id, "server": header.server,
+        "kind": header.kind, "parent": header.parent, "started_at": format_time(header.started_at),
         "finished_at": format_time(header.finished_at), "codec": header.codec,
         "recipients": list(header.recipients),
         "stats": {"bytes_source": header.stats.bytes_source, "bytes_stored": header.stats.bytes_stored,
@@ -205,19 +257,20 @@ def encode_header(header: Header) -> bytes:
         document["landmarks"] = {**asdict(header.landmarks), "layout": dict(header.landmarks.layout)}
     if header.table_set or header.tables_missing:
         document["logical"] = {"set": header.table_set, "missing": header.tables_missing}
-    document["checksum"] = hashlib.sha256(_canonical(document)).hexdigest()
-    return _canonical(document)
+    if header.is_bound:
+        document["body_size"] = header.body_size
+    return document
 
 
 def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
-    """Read a stored header. Raises DamagedError naming ``where`` when a single byte is not as written."""
+    """Read a stored header. Raises DamagedError naming ``where`` when a single byte is not as written, NewerFormatError
+    where it is of a later version than any that is known here."""
     try:
-        document = parsed(raw.decode("ascii"))
-        checksum = document.pop("checksum")
+        document = parsed(raw.decode("ascii"), limit=DOCUMENT_LIMIT)
+        checksum = document.pop("checksum")  # every version has it, so that a later one is told from a damaged one
         if hashlib.sha256(_canonical(document)).hexdigest() != checksum:
             raise ValueError("its checksum does not match its content")
-        if document["format"] != FORMAT:
-            raise ValueError(f"format {document['format']!r} is not known to this version")
+        version = version_of(document["format"], FORMAT, VERSION, where)
         logical = document.get("logical", {})
         header = Header(
             backup_id=document["backup"], server=document["server"], kind=document["kind"],
@@ -230,7 +283,8 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             server_uuid=document["server_uuid"], reason=document["reason"],
             config=_read_stored(document["config"]) if document["config"] else None, tool=document["tool"],
             landmarks=Landmarks(**document["landmarks"]) if "landmarks" in document else None,
-            table_set=logical.get("set", ""), tables_missing=int(logical.get("missing", 0)))
+            table_set=logical.get("set", ""), tables_missing=int(logical.get("missing", 0)),
+            body_size=int(document["body_size"]) if version > 1 else 0, version=version)
         if encode_header(header) != raw:
             raise ValueError("its bytes differ from what was written")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -258,33 +312,47 @@ def decode_entry(line: dict[str, Any]) -> Entry:
 
 def encode_body(body: Body) -> Iterator[bytes]:
     """The body as JSON lines, one chunk of bytes per line."""
-    facts = body.facts
+    yield encode_facts(body.facts, len(body.entries))
+    for entry in body.entries:
+        yield json.dumps(encode_entry(entry), sort_keys=True).encode() + b"\n"
+
+
+def bound(header: Header, body: Body) -> tuple[Header, bytes]:
+    """The unsealed body that is bound to ``header``, and the header that tells its size. All that is left to add to
+    that is ``body``, how the sealed one is stored."""
+    entries = b"".join(json.dumps(encode_entry(entry), sort_keys=True).encode() + b"\n" for entry in body.entries)
+    count = len(body.entries)
+    size = len(encode_facts(replace(body.facts, header=hashlib.sha256().hexdigest()), count)) + len(entries)
+    header = replace(header, body_size=size)
+    return header, encode_facts(replace(body.facts, header=header_digest(header)), count) + entries
+
+
+def encode_facts(facts: BodyFacts, entries: int) -> bytes:
     first: dict[str, Any] = {
-        "format": FORMAT, "backup": facts.backup_id, "position": facts.position.as_json(),
+        "format": f"{FORMAT}{facts.version}", "backup": facts.backup_id, "position": facts.position.as_json(),
         "server": facts.server.as_json(), "tool": facts.tool.as_json(), "receipts": facts.receipts.as_json(),
         "objects_digest": facts.objects_digest, "warnings": list(facts.warnings), "parent": facts.parent,
-        "entries": len(body.entries)}
+        "entries": entries}
     if facts.dump is not None:
         first["dump"] = facts.dump.as_json()
     if facts.inventory is not None:
         first["inventory"] = [table.as_json() for table in facts.inventory]
     if facts.missing:
         first["missing"] = [[name.schema, name.table] for name in facts.missing]
-    yield json.dumps(first, sort_keys=True).encode() + b"\n"
-    for entry in body.entries:
-        yield json.dumps(encode_entry(entry), sort_keys=True).encode() + b"\n"
+    if facts.header:
+        first["header"] = facts.header
+    return json.dumps(first, sort_keys=True).encode() + b"\n"
 
 
 def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
     """Read an unsealed body. Raises DamagedError naming ``where``."""
     try:
-        lines = raw.splitlines()
-        first = parsed(lines[0])
-        if first["format"] != FORMAT:
-            raise ValueError(f"format {first['format']!r} is not known to this version")
-        entries = tuple(decode_entry(parsed(line)) for line in lines[1:])
-        if len(entries) != first["entries"]:
-            raise ValueError(f"{len(entries)} entries where {first['entries']} were written")
+        first = parsed(raw[:raw.find(b"\n") + 1])
+        version = version_of(first["format"], FORMAT, VERSION, where)
+        lines = raw.count(b"\n")  # before anything is made of them: a line end costs an attacker nothing
+        if lines != first["entries"] + 1:
+            raise ValueError(f"{lines - 1} entries where {first['entries']} were written")
+        entries = tuple(decode_entry(parsed(line)) for line in raw.split(b"\n")[1:-1])
         facts = BodyFacts(
             backup_id=first["backup"], position=Position.from_json(first["position"]),
             server=ServerInfo.from_json(first["server"]), tool=Tool.from_json(first["tool"]),
@@ -292,7 +360,8 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
             warnings=tuple(first["warnings"]), parent=first["parent"],
             dump=DumpFacts.from_json(first["dump"]) if "dump" in first else None,
             inventory=tuple(map(BaseTable.from_json, first["inventory"])) if "inventory" in first else None,
-            missing=tuple(TableName(str(schema), str(table)) for schema, table in first.get("missing", ())))
+            missing=tuple(TableName(str(schema), str(table)) for schema, table in first.get("missing", ())),
+            header=_digest(first["header"]) if version > 1 else "")
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DamagedError(f"{where} is damaged", [f"{where}: {error}"],
                            hint="restore from another destination's copy of this backup") from error

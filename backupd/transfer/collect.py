@@ -31,9 +31,9 @@ from backupd.transfer.intent import intents
 from backupd.transfer.inventory import Committed, backup_ids, read
 from backupd.transfer.keeping import Backup
 from backupd.transfer.lease import Alive, Lease, is_alive, is_listed
+from backupd.transfer.logstrays import clear_strays
 from backupd.transfer.marking import is_withdrawn
 from backupd.transfer.pin import pins
-from backupd.transfer.segments import clear_strays
 from backupd.transfer.sweeping import refusal, sweeping
 from storage import layout
 from storage.destination import Destination, ObjectInfo, as_tree

@@ -45,6 +45,7 @@ from backupd.transfer.intent import intents
 from backupd.transfer.inventory import committed
 from backupd.transfer.keeping import Backup, kept_at
 from backupd.transfer.lease import Alive, is_alive
+from backupd.transfer.logstrays import strays
 from backupd.transfer.pin import pins
 from backupd.transfer.remove import marks
 from backupd.transfer.sweeping import sweeps
@@ -293,7 +294,7 @@ def _trees(view: _View, read_body: ReadBody | None) -> Iterator[Finding]:
 
 
 def _logs(destination: Destination, now: datetime) -> Iterator[Finding]:
-    left = segments.strays(destination, now=now)
+    left = strays(destination, now=now)
     for info in left.parts:
         yield Finding(Invariant.NO_ORPHAN_SEGMENT_PART, info.key, "a part of a binary log whose upload died",
                       repairable=True)

@@ -5,14 +5,28 @@ from __future__ import annotations
 import hashlib
 import io
 
-from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError
-from backupd.model.manifest import Body, Header, StoredObject, decode_body, decode_header, encode_header, objects_digest
+from backupd.model.document import DOCUMENT_LIMIT
+from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError, TamperedError
+from backupd.model.manifest import (
+    Body,
+    BodyFacts,
+    Header,
+    StoredObject,
+    decode_body,
+    decode_header,
+    encode_header,
+    header_digest,
+    objects_digest,
+)
 from backupd.transfer.unseal import Unsealer
 from storage import layout, objects
 from storage.destination import Destination
 
 BODY_LIMIT = 4 * 1024**3
 """Most bytes an unsealed body may have; about 16 million entries."""
+_BODY_FLOOR = 64 * 1024**2
+_BODY_RATIO = 200
+"""A body holds a digest or two for each file and part, which nothing makes shorter: nine times smaller is usual."""
 _ELSEWHERE = "restore from another destination's copy of this backup"
 
 
@@ -35,15 +49,20 @@ def get_document(destination: Destination, key: str) -> bytes:
     """What everything else is known by: a manifest, a description of binary logs, a proof. Raises DamagedError, too,
     where a rule of the place has moved it, or its signature, into an archive class: that makes this one unreadable, and
     no other."""
+    where = f"{destination.name}: {key}"
     try:
-        return get_bytes(destination, key)
+        with destination.get(key) as stream:
+            content = stream.read(DOCUMENT_LIMIT + 1)
     except ArchivedError as error:
-        where = f"{destination.name}: {key}"
         raise DamagedError(
             f"{where} cannot be read: it lies in an archive class",
             [(f"{where}: lies in an archive class, where a rule of the place moved it: change the rule to spare "
               "everything but objects/, thaw this file there, and copy it back onto itself in the standard class")],
             hint="another destination's copy of it is as good") from error
+    if len(content) > DOCUMENT_LIMIT:
+        raise DamagedError(f"{where} is damaged", [f"{where}: it has more than {DOCUMENT_LIMIT} bytes"],
+                           hint=_ELSEWHERE)
+    return content
 
 
 def commit_header(destination: Destination, header: Header) -> None:
@@ -73,12 +92,34 @@ def load_side_file(destination: Destination, header: Header, stored: StoredObjec
     return objects.fetch_side(destination, layout.backup_folder(header.server, header.backup_id) + stored.name, stored)
 
 
+def body_limit(header: Header) -> int:
+    """Most bytes that the unsealed body may have: what was sealed, and never so many that little stored becomes much
+    memory."""
+    limit = min(BODY_LIMIT, _BODY_FLOOR + _BODY_RATIO * header.body.size)
+    return min(limit, header.body_size) if header.is_bound else limit
+
+
 def load_body(destination: Destination, header: Header, unsealer: Unsealer) -> Body:
-    """The sealed half, opened and checked against its header. Raises DamagedError, KeyUnusableError."""
+    """The sealed half, opened and checked against its header. Raises DamagedError, KeyUnusableError, and TamperedError
+    where the header is not the one that was sealed with it."""
     where = f"{destination.name}:{layout.body_key(header.server, header.backup_id)}"
-    raw = unsealer.unseal(load_side_file(destination, header, header.body), limit=BODY_LIMIT)
+    raw = unsealer.unseal(load_side_file(destination, header, header.body), limit=body_limit(header))
     body = decode_body(raw, where=where)
-    if body.facts.backup_id != header.backup_id or body.facts.objects_digest != objects_digest(header.objects):
-        raise DamagedError(f"{where} does not belong to its manifest",
-                           [f"{where}: the object list in the clear is not the one that was sealed"], hint=_ELSEWHERE)
+    problem = _contradiction(header, body.facts)
+    if problem:
+        raise TamperedError(f"{where} does not belong to its manifest", [f"{where}: {problem}"], hint=_ELSEWHERE)
     return body
+
+
+def _contradiction(header: Header, facts: BodyFacts) -> str:
+    """Why these two do not belong together; "" where they do."""
+    if facts.backup_id != header.backup_id:
+        return f"it was sealed for backup {facts.backup_id}"
+    if facts.version != header.version:
+        return f"it was sealed in version {facts.version} of the format, and the clear manifest says {header.version}"
+    if facts.objects_digest != objects_digest(header.objects):
+        return "the object list in the clear is not the one that was sealed"
+    if header.is_bound and facts.header != header_digest(header):
+        return ("the clear manifest is not the one that was sealed with it: somebody changed what it tells of server, "
+                "kind, times, positions or sizes")
+    return ""

@@ -20,6 +20,7 @@ from backupd.model.errors import (
     BusyError,
     DamagedError,
     LockedError,
+    NewerFormatError,
     NotFoundError,
     ObjectMissingError,
     RefusedError,
@@ -157,11 +158,17 @@ def sweep_held(destination: Destination, *, clock: Clock, grace: timedelta, sigh
     confirmed = at_once | {owner for owner in age if known[owner].confirmed}
     removable = due - _in_use(destination, due, now, alive, held) if due else due
     named: dict[Backup, frozenset[str]] = {}
+    newer: set[Backup] = set()
     found: list[_Outline] = []
     for one in manifests(destination, backup_ids(destination)) if due else ():
         found.append(_outline(one))
         if found[-1].backup in removable and isinstance(one.header, Header):
             named[found[-1].backup] = frozenset(item.name for item in one.header.objects)
+        elif isinstance(one.header, NewerFormatError):
+            newer.add(found[-1].backup)
+    held += [f"{name} of {server}: a newer version of backupd wrote it, and only that removes it"
+             for server, name in sorted(removable & newer)]
+    removable -= newer
     # Whoever may put marks could put manifests, too, to make them few among many: those that are believed count.
     there = [item.backup for item in found if item.readable] if due else backup_ids(destination)
     strange = {owner for owner in age if not known[owner].ours}

@@ -9,7 +9,14 @@ from datetime import datetime, timedelta
 
 from backupd.model.binlog import Branch, SegmentKey
 from backupd.model.clock import Clock
-from backupd.model.errors import DamagedError, DestinationError, NotFoundError, ObjectMissingError
+from backupd.model.errors import (
+    DamagedError,
+    DestinationError,
+    NewerFormatError,
+    NotFoundError,
+    ObjectMissingError,
+    TamperedError,
+)
 from backupd.model.manifest import StoredObject
 from backupd.transfer import segments
 from backupd.transfer.relay import Document, Relay
@@ -81,9 +88,14 @@ def _read(relay: Relay, server: str, key: SegmentKey) -> tuple[Document, Segment
 
 
 def _present(target: Destination, header: SegmentHeader) -> SegmentHeader | None:
-    """What lies under the key of ``header``, if it can be read."""
+    """What lies under the key of ``header``, if it can be read. Raises as ``segments.put`` does."""
     try:
         found = segments.load_header(target, header.segment.server, header.segment.key)
+    except NewerFormatError:
+        raise
+    except TamperedError as error:
+        raise SegmentConflictError(f"{header.key} at destination {target.name} is none of ours",
+                                   detail=error.detail, hint=error.hint) from error
     except (NotFoundError, DamagedError):
         return None
     if found.segment.sha256 != header.segment.sha256:

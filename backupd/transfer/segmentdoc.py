@@ -2,7 +2,8 @@
 
 As with manifests, the encoding is canonical JSON with its own SHA-256 in ``checksum``, and what does not re-encode to
 the very same bytes is damaged. They tell places, times and digests, and which tables nowhere: that is in the sealed
-index.
+index. Since version 2 the index holds the digest of ``segment.json`` (``segment_digest``), so that nobody without a
+public key can say anything else of a binary log than what was sealed.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from typing import Any, TypeVar
 
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment
 from backupd.model.clock import format_time, parse_time
-from backupd.model.document import parsed
+from backupd.model.document import DOCUMENT_LIMIT, parsed
 from backupd.model.errors import DamagedError, UsageError
 from backupd.model.ids import is_id, is_name
-from backupd.model.manifest import CODEC, StoredObject
+from backupd.model.manifest import CODEC, StoredObject, version_of
 from backupd.model.server import Position
 from storage import layout
 
-SEGMENT_FORMAT = "backupd-segment/1"
-BRANCH_FORMAT = "backupd-branch/1"
+SEGMENT_FORMAT = "backupd-segment/"
+SEGMENT_VERSION = 2
+BRANCH_FORMAT = "backupd-branch/"
+_BRANCH_VERSION = 1
 _HINT = "another destination may hold a good copy of this binary log; `backupd verify` tells"
 _NAME_MAX = 255
 
@@ -50,6 +53,12 @@ class SegmentHeader:
     parts: tuple[SealedPart, ...]
     index: tuple[SealedPart, ...]
     codec: str = CODEC
+    version: int = SEGMENT_VERSION
+
+    @property
+    def is_bound(self) -> bool:
+        """Does its index tell whether a word of it was changed?"""
+        return self.version > 1
 
     @property
     def sealed(self) -> tuple[StoredObject, ...]:
@@ -71,28 +80,41 @@ class SegmentHeader:
 
 
 def encode_segment(header: SegmentHeader) -> bytes:
+    return _sealed_off(_segment_document(header))
+
+
+def segment_digest(header: SegmentHeader) -> str:
+    """SHA-256 over everything that a ``segment.json`` tells but the parts of its own index, and how the file ended,
+    which may become known later; in the encoding in which it is stored (without ``checksum``)."""
+    document = _segment_document(header)
+    del document["index"], document["ending"]
+    return hashlib.sha256(_canonical(document)).hexdigest()
+
+
+def _segment_document(header: SegmentHeader) -> dict[str, Any]:
     segment = header.segment
-    return _sealed_off({
-        "format": SEGMENT_FORMAT, "server": segment.server, "branch": segment.branch, "file": segment.file,
-        "number": segment.number, "start": segment.start, "end": segment.end, "ending": str(segment.ending),
+    return {
+        "format": f"{SEGMENT_FORMAT}{header.version}", "server": segment.server, "branch": segment.branch,
+        "file": segment.file, "number": segment.number, "start": segment.start, "end": segment.end,
+        "ending": str(segment.ending),
         "gtids_before": segment.gtids_before, "gtids_after": segment.gtids_after,
         "transactions": segment.transactions, "first_at": _moment(segment.first_at),
         "last_at": _moment(segment.last_at), "precise": segment.precise, "server_ids": list(segment.server_ids),
         "flavour": segment.flavour, "server_version": segment.server_version, "sha256": segment.sha256,
         "remarks": list(segment.remarks), "codec": header.codec, "recipients": list(header.recipients),
         "parts": [_part(part) for part in header.parts], "index": [_part(part) for part in header.index],
-    })
+    }
 
 
 def decode_segment(raw: bytes, *, where: str) -> SegmentHeader:
     """Read a stored ``segment.json``. Raises DamagedError naming ``where`` when a byte is not as written, and for names
-    that nobody may use as a file's."""
-    return _decoded(raw, where, SEGMENT_FORMAT, _read_segment, encode_segment)
+    that nobody may use as a file's; NewerFormatError for a later version."""
+    return _decoded(raw, where, (SEGMENT_FORMAT, SEGMENT_VERSION), _read_segment, encode_segment)
 
 
 def encode_branch(branch: Branch) -> bytes:
     return _sealed_off({
-        "format": BRANCH_FORMAT, "server": branch.server, "id": branch.id,
+        "format": f"{BRANCH_FORMAT}{_BRANCH_VERSION}", "server": branch.server, "id": branch.id,
         "noticed_at": format_time(branch.noticed_at), "reason": str(branch.reason), "server_uuid": branch.server_uuid,
         "flavour": branch.flavour, "basename": branch.basename, "first_number": branch.first_number,
         "since": _moment(branch.since), "parent": branch.parent,
@@ -103,7 +125,7 @@ def encode_branch(branch: Branch) -> bytes:
 
 def decode_branch(raw: bytes, *, where: str) -> Branch:
     """Read a stored ``branch.json``. Raises DamagedError as ``decode_segment`` does."""
-    return _decoded(raw, where, BRANCH_FORMAT, _read_branch, encode_branch)
+    return _decoded(raw, where, (BRANCH_FORMAT, _BRANCH_VERSION), _read_branch, encode_branch)
 
 
 def is_log_name(name: str, number: int) -> bool:
@@ -129,7 +151,8 @@ def _read_segment(document: Mapping[str, Any]) -> SegmentHeader:
         segment=segment, recipients=tuple(document["recipients"]), codec=document["codec"],
         parts=tuple(_read_part(part, layout.part_name(index, piece=piece))
                     for index, part in enumerate(document["parts"])),
-        index=tuple(_read_part(part, layout.index_name(index)) for index, part in enumerate(document["index"])))
+        index=tuple(_read_part(part, layout.index_name(index)) for index, part in enumerate(document["index"])),
+        version=version_of(document["format"], SEGMENT_FORMAT, SEGMENT_VERSION, "it"))
     if sum(part.size for part in header.parts) != segment.size:
         raise ValueError("its parts are not as long as it is")
     layout.check_key(header.key)
@@ -151,15 +174,14 @@ def _read_branch(document: Mapping[str, Any]) -> Branch:
     return branch
 
 
-def _decoded(raw: bytes, where: str, form: str, read: Callable[[Mapping[str, Any]], _Document],
+def _decoded(raw: bytes, where: str, form: tuple[str, int], read: Callable[[Mapping[str, Any]], _Document],
              encode: Callable[[_Document], bytes]) -> _Document:
     try:
-        document = parsed(raw.decode("ascii"))
+        document = parsed(raw.decode("ascii"), limit=DOCUMENT_LIMIT)
         checksum = document.pop("checksum")
         if hashlib.sha256(_canonical(document)).hexdigest() != checksum:
             raise ValueError("its checksum does not match its content")
-        if document["format"] != form:
-            raise ValueError(f"format {document['format']!r} is not known to this version")
+        version_of(document["format"], *form, where)
         found = read(document)
         if encode(found) != raw:
             raise ValueError("its bytes differ from what was written")

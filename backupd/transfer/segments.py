@@ -2,8 +2,8 @@
 
 A segment's parts and index come first and its ``segment.json`` last; it goes first when the segment is removed. So a
 folder without ``segment.json`` holds what a dead process left, or what a living one is just writing: such parts are
-taken away once nothing was added to them for ``SETTLED``. Whoever goes on with an upload after a long pause puts its
-parts again, so that they are young, before it commits.
+taken away once nothing was added to them for ``logstrays.SETTLED``. Whoever goes on with an upload after a long pause
+puts its parts again, so that they are young, before it commits.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.engine.binlogindex import decode_index
+from backupd.engine.binlogindex import decode_index, index_head, segment_told
 from backupd.model.binlog import Branch, Ending, SegmentKey, Transaction
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
     DamagedError,
     DestinationError,
+    NewerFormatError,
     NotFoundError,
     ObjectMissingError,
     RefusedError,
+    TamperedError,
 )
 from backupd.model.manifest import StoredObject
 from backupd.transfer.manifestio import get_bytes, get_document, put_bytes
@@ -36,14 +38,13 @@ from backupd.transfer.segmentdoc import (
     decode_segment,
     encode_branch,
     encode_segment,
+    segment_digest,
 )
 from backupd.transfer.segmentseal import Sealed
 from backupd.transfer.unseal import Unsealer
 from storage import layout, objects
-from storage.destination import Destination, ObjectInfo
+from storage.destination import Destination
 
-SETTLED = timedelta(days=1)
-"""Parts without a ``segment.json`` that are older than this are nobody's."""
 _FRESH = timedelta(hours=1)
 """Parts of an interrupted upload that are younger than this need not be put again."""
 _CHUNK = 1 << 20
@@ -88,7 +89,7 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
         # Sealed another time. Nothing of it is overwritten while it is good; only its end may have become known.
         if not bad:
             if present.segment.ending is Ending.OPEN and header.segment.is_final:
-                present = replace(present, segment=header.segment)
+                present = replace(present, segment=replace(present.segment, ending=header.segment.ending))
                 _commit(destination, present)
             return Stored(present)
         remove(destination, header.segment.server, header.segment.key)
@@ -105,9 +106,15 @@ def put(destination: Destination, sealed: Sealed, *, now: datetime) -> Stored:
 
 
 def _present(destination: Destination, header: SegmentHeader) -> SegmentHeader | None:
-    """What lies under the key of ``header``. One that cannot be read is damaged, and nothing that could be kept."""
+    """What lies under the key of ``header``. One that cannot be read is damaged, and nothing that could be kept, unless
+    it reads well and is not ours. Raises SegmentConflictError, NewerFormatError."""
     try:
         found = load_header(destination, header.segment.server, header.segment.key)
+    except NewerFormatError:
+        raise
+    except TamperedError as error:
+        raise SegmentConflictError(f"{header.key} at destination {destination.name} is none of ours",
+                                   detail=error.detail, hint=error.hint) from error
     except (NotFoundError, DamagedError):
         return None
     if found.segment.sha256 != header.segment.sha256:
@@ -286,9 +293,26 @@ def read_part(destination: Destination, header: SegmentHeader, number: int, unse
 
 
 def read_index(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> Iterator[Transaction]:
-    """The transactions of a segment, in log order. Raises as ``fetch`` does."""
-    for part in header.index:
+    """The transactions of a segment, in log order. Raises as ``fetch`` does, and TamperedError as ``require_bound``."""
+    last = require_bound(destination, header, unsealer)
+    for part in header.index[:-1]:
         yield from decode_index(_unsealed(destination, header, part, unsealer).splitlines(keepends=True))
+    yield from decode_index(last.splitlines(keepends=True))
+
+
+def require_bound(destination: Destination, header: SegmentHeader, unsealer: Unsealer) -> bytes:
+    """Compare what a description tells in the clear with what was sealed; gives the last part of the index. Raises
+    TamperedError, and as ``fetch`` does."""
+    last = _unsealed(destination, header, header.index[-1], unsealer) if header.index else index_head()
+    told = segment_told(last)
+    if told != (segment_digest(header) if header.is_bound else ""):
+        problem = (f"what is sealed is of a later version of the format than {header.version}, which it says"
+                   if told and not header.is_bound else "it is not the one that was sealed with it: somebody changed "
+                   "what it tells of server, place, times or parts")
+        raise TamperedError(f"{header.key} at destination {destination.name} does not belong to what is sealed there",
+                            [f"{destination.name}: {header.key}: {problem}"],
+                            hint="another destination may hold a good copy of this binary log")
+    return last
 
 
 def _unsealed(destination: Destination, header: SegmentHeader, part: SealedPart, unsealer: Unsealer) -> bytes:
@@ -328,56 +352,6 @@ def remove(destination: Destination, server: str, key: SegmentKey) -> None:
     destination.delete(layout.segment_key(server, key))
     for info in list(destination.list(layout.segment_folder(server, key))):
         destination.delete(info.key)
-
-
-@dataclass(frozen=True, slots=True)
-class Strays:
-    """What lies among the binary logs and belongs to no segment. ``parts``: of segments without ``segment.json``, or of
-    none; ``strangers``: keys of files that are not ours."""
-
-    parts: tuple[ObjectInfo, ...]
-    strangers: tuple[str, ...]
-
-
-def strays(destination: Destination, *, now: datetime) -> Strays:
-    """Without parts that may be those of a living upload, and a new branch's description."""
-    found: list[ObjectInfo] = []
-    strangers: list[str] = []
-    folder: list[ObjectInfo] = []
-    place = ""
-    for info in destination.list(layout.BINLOGS):
-        owner = layout.segment_of(info.key)
-        if owner is None:
-            if layout.branch_of(info.key.removesuffix(layout.SIGNATURE)) is None:
-                strangers.append(info.key)
-            continue
-        if owner[2].removesuffix(layout.SIGNATURE) != layout.SEGMENT and not layout.is_sealed_log(owner[2]):
-            strangers.append(info.key)
-            continue
-        above = info.key.rpartition("/")[0]
-        if above != place:
-            found += _left(folder, now)
-            folder, place = [], above
-        folder.append(info)
-    found += _left(folder, now)
-    return Strays(tuple(found), tuple(strangers))
-
-
-def _left(folder: list[ObjectInfo], now: datetime) -> list[ObjectInfo]:
-    """The content of one segment's folder, if it is nobody's."""
-    if not folder or any(info.key.endswith(f"/{layout.SEGMENT}") for info in folder):
-        return []
-    return folder if max(info.modified_at for info in folder) < now - SETTLED else []
-
-
-def clear_strays(destination: Destination, *, now: datetime) -> list[str]:
-    """Remove the parts that dead uploads left; their keys."""
-    removed: list[str] = []
-    for above in dict.fromkeys(info.key.rpartition("/")[0] + "/" for info in strays(destination, now=now).parts):
-        for info in _left(list(destination.list(above)), now):  # once more: somebody may have gone on with it
-            destination.delete(info.key)
-            removed.append(info.key)
-    return removed
 
 
 def absent(destination: Destination, header: SegmentHeader) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +19,7 @@ from backupd.model.errors import DamagedError, StreamError
 from backupd.model.manifest import PART_SIZE, StoredObject
 from backupd.process.durable import sync_folder, write_private
 from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentdoc import SealedPart, SegmentHeader, decode_segment, encode_segment
+from backupd.transfer.segmentdoc import SealedPart, SegmentHeader, decode_segment, encode_segment, segment_digest
 from storage import layout
 
 INDEX_PART = 8 * 1024 * 1024
@@ -64,9 +65,10 @@ class Sealing:
 
     def finish(self, segment: Segment, target: Path) -> Sealed:
         """Make the folder complete and durable, and rename it to ``target``. ``segment`` is what was sealed."""
-        if len(self._lines) > len(index_head()) or not self._index:
-            self._close_index()
-        header = SegmentHeader(segment, self._sealer.recipients, tuple(self._parts), tuple(self._index))
+        header = SegmentHeader(segment, self._sealer.recipients, tuple(self._parts), ())
+        self._lines[:len(index_head())] = index_head(segment_digest(header))
+        self._close_index()
+        header = replace(header, index=tuple(self._index))
         fresh = self._folder / f"{layout.SEGMENT}.new"
         write_private(fresh, encode_segment(header))
         fresh.rename(self._folder / layout.SEGMENT)

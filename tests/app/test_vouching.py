@@ -21,7 +21,7 @@ from backupd.app.vouching import vouch
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.hold import HoldKind
-from backupd.model.manifest import Header, StoredObject, decode_header, encode_body, encode_header
+from backupd.model.manifest import Header, StoredObject, bound, decode_header, encode_header
 from backupd.model.progress import silent
 from backupd.transfer import proofdoc, segments
 from backupd.transfer.fsck import Invariant, examine
@@ -73,7 +73,8 @@ def stored(place: FilesystemDestination, sealer: Sealer, number: int) -> Header:
     """A backup whose body is sealed as a true one is, in the place, unsigned."""
     stock = Stock(place, server=SERVER)
     header = stock.add(number, {"a": b"a", "b": b"b"})
-    sealed = sealer.seal(b"".join(encode_body(stock.body(header))))
+    header, plain = bound(header, stock.body(header))
+    sealed = sealer.seal(plain)
     put_bytes(place, layout.body_key(SERVER, header.backup_id), sealed)
     header = replace(header, body=described(layout.BODY, sealed))
     commit_header(place, header)

@@ -23,7 +23,7 @@ from backupd.model.manifest import (
     Part,
     Stats,
     StoredObject,
-    encode_body,
+    bound,
     encode_header,
     objects_digest,
 )
@@ -159,13 +159,10 @@ class Builder:
             parent=parent,
         )
         body = Body(facts, tuple(entries))
-        sealed = self._seal(self._keys, b"".join(encode_body(body)))
-        self.sealed[layout.BODY] = sealed
-        side = StoredObject(layout.BODY, len(sealed), hashlib.sha256(sealed).hexdigest())
         nothing = StoredObject(layout.RUNBOOK, 0, hashlib.sha256(b"").hexdigest())
         size = sum(entry.size for entry in entries)
         stored = sum(item.size for item in objects)
-        return Header(
+        return self.sealed_for(Header(
             backup_id=backup_id,
             server=server,
             kind="physical-incremental" if parent else "physical-full",
@@ -176,11 +173,18 @@ class Builder:
             finished_at=STARTED,
             recipients=(self._keys.fingerprint,),
             objects=objects,
-            body=side,
+            body=nothing,
             stats=Stats(size, stored, stored, len(entries), 0),
             unpack=replace(nothing, name=layout.UNPACK),
             runbook=nothing,
-        ), body
+        ), body), body
+
+    def sealed_for(self, header: Header, body: Body) -> Header:
+        """``header`` with ``body`` sealed and bound to it."""
+        header, plain = bound(header, body)
+        sealed = self._seal(self._keys, plain)
+        self.sealed[layout.BODY] = sealed
+        return replace(header, body=StoredObject(layout.BODY, len(sealed), hashlib.sha256(sealed).hexdigest()))
 
     def put(self, destination: Destination, header: Header, side_files: Mapping[str, bytes] | None = None) -> None:
         for item in header.objects:
