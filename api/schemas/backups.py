@@ -76,6 +76,9 @@ class Backup(Shape):
     protected: bool = Field(description="It has as many verified copies as the policy wants.")
     apart: bool = Field(description="It is of another server, which answered under this name and which nobody has "
                                     "accepted: no rule, no proof and no target but its own id means it.")
+    foreign: bool = Field(description="It lies at a destination, nothing shows that this installation took it, and "
+                                      "nobody has adopted it: no rule, no proof and no target but its own id means it, "
+                                      "and nothing removes it.")
     copies: list[Copy]
 
 

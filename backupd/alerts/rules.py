@@ -116,6 +116,8 @@ RULES: Mapping[str, Rule] = {
     **_pair("manifests-missing", "manifests-found", "backups are missing at {subject}"),
     **_pair("backups-partial", "backups-whole", "stored backups lack tables"),
     **_pair("foreign-backups", "foreign-backups-gone", "another server's backups lie under its name"),
+    **_pair("backups-foreign", "backups-native", "backups are there that nobody here took"),
+    **_pair("tampered", "tampered-mended", "{subject} holds other documents than were stored"),
     **_pair("server-changed", "server-known", "another server answers under its name"),
     "server-failover": _tells("another server took over"),
     "rot-found": Rule(Act.OPENS, "rot-found", "damaged files at {subject}", covered=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from backupd.app.absence import away
@@ -167,7 +168,7 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         parallel=policy.physical.parallel if policy.physical else 1, warnings=warnings,
         parent=_parent(decision), reason=reason, config=lambda: artefact.content,
         spool=wiring.settings.spool / "clone", restored_by=restored_by(Path(probed.info.datadir)),
-        lost=lost)
+        lost=lost, announce=partial(wiring.catalog.backups.announce, run.job.id))
     return spec, met
 
 

@@ -120,7 +120,7 @@ def _foreign(wiring: Wiring, server: str) -> list[Finding]:
                     "no rule deletes them; `backupd backups delete ID` removes what you can do without") if one.former
             else warning("backups", f"{one.words(server)}: they are kept apart", accept_hint(server)) if one.apart
             else error("backups", one.words(server), STRANGE_HINT)
-            for one in strangers(wiring.catalog.backups.list(server))]
+            for one in strangers(wiring.catalog.backups.list(server, foreign=True))]
 
 
 def stream_findings(wiring: Wiring, server: ServerSettings) -> list[Finding]:

@@ -60,7 +60,7 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
         for destination in _holding(wiring, record):
             # A backup that the catalog does not know yet may build on it.
             adopt_unknown(wiring, destination, record.server)
-        others = [other for other in wiring.catalog.backups.list(record.server) if other.id != backup_id]
+        others = [other for other in wiring.catalog.backups.list(record.server, foreign=True) if other.id != backup_id]
         children = [other for other in dependants(backup_id, [record, *others])
                     if other.state is not BackupState.DELETED]
         if children and not with_increments:
@@ -77,7 +77,7 @@ def delete(wiring: Wiring, backup_id: str, *, now: bool, with_increments: bool =
             at_once = frozenset((victim.server, victim.id) for victim in victims)
             for destination in _holding(wiring, record):
                 held += _remove(wiring, destination, at_once)
-        known = {other.id for other in wiring.catalog.backups.list(record.server)}
+        known = {other.id for other in wiring.catalog.backups.list(record.server, foreign=True)}
         return Deleted(tuple(held), tuple(forgotten), tuple(victim.id for victim in victims if victim.id in known))
 
 
@@ -86,7 +86,7 @@ def remove_marked(wiring: Wiring, backup_ids: Sequence[str]) -> tuple[str, ...]:
     by now, is left alone. Gives why something is still there."""
     with wiring.removing():
         wanted = frozenset(backup_ids)
-        records = [record for record in wiring.catalog.backups.list() if record.id in wanted]
+        records = [record for record in wiring.catalog.backups.list(foreign=True) if record.id in wanted]
         at_once = frozenset((record.server, record.id) for record in records if _is_dead(record))
         names = dict.fromkeys(copy.destination for record in records for copy in record.copies if copy.state == DELETED)
         return tuple(reason for name in names if name in wiring.settings.destinations
@@ -160,7 +160,7 @@ def sweep_locked(wiring: Wiring, destination: Destination, *,
 def _record_removed(wiring: Wiring, destination: Destination, removed: Sequence[str], at_once: frozenset[Backup],
                     ) -> None:
     """What is gone for good stands in the audit, whoever marked it."""
-    servers = {record.id: record.server for record in wiring.catalog.backups.list()} if removed else {}
+    servers = {record.id: record.server for record in wiring.catalog.backups.list(foreign=True)} if removed else {}
     waived = {name for _server, name in at_once}
     for name in removed:
         audit(wiring, by_itself(), "backup-removed", server=servers.get(name, ""), subject=name,
@@ -171,7 +171,7 @@ def expected_at(wiring: Wiring, destination: Destination) -> frozenset[Backup]:
     """What the catalog says is there, whole or damaged, and not on its way out. Somebody else's mark that is not due
     does not put it on its way."""
     found, trusted = believed(wiring, destination)
-    return frozenset(owner for record in wiring.catalog.backups.list() for copy in record.copies
+    return frozenset(owner for record in wiring.catalog.backups.list(foreign=True) for copy in record.copies
                      if copy.destination == destination.name and (
                          (owner := (record.server, record.id)) in found - trusted
                          or DELETED not in (copy.state, str(record.state))))
@@ -185,7 +185,7 @@ def reconcile(wiring: Wiring, destination: Destination) -> list[str]:
     mark that is not due is there, or none beside a body, nothing was removed: that copy is damaged, and expected."""
     marked, trusted = believed(wiring, destination)
     changed = []
-    for record in wiring.catalog.backups.list():
+    for record in wiring.catalog.backups.list(foreign=True):
         copy = next((one for one in record.copies if one.destination == destination.name), None)
         if copy is None:
             continue
@@ -228,7 +228,7 @@ def undelete(wiring: Wiring, backup_id: str) -> list[str]:
     """
     with wiring.removing():
         record = wiring.catalog.backups.get(backup_id)
-        chain = chain_of(backup_id, wiring.catalog.backups.list(record.server))
+        chain = chain_of(backup_id, wiring.catalog.backups.list(record.server, foreign=True))
         holding = _holding(wiring, record)
         marked = {owner for destination in holding for owner in marks(destination)}
         dead = [member for member in chain if (member.server, member.id) in marked or _is_dead(member)]
@@ -286,6 +286,9 @@ def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[Ba
         if (victim.server, victim.id) in kept.backups:
             raise RefusedError(f"backup {victim.id} is kept on purpose",
                                hint=f"`backupd backups keep {victim.id} --release` takes that back")
+        if victim.foreign:
+            raise RefusedError(f"backup {victim.id} is foreign: nothing shows that this installation took it",
+                               hint=f"if it is yours: backupd catalog adopt {victim.id}; then it can be deleted")
         for destination in _holding(wiring, victim):
             for lease in living_intents(destination, wiring.clock()):
                 if victim.id in lease.parents:

@@ -13,8 +13,9 @@ from storage.destination import Destination
 
 def kept_by_catalog(wiring: Wiring) -> Kept:
     holds = {hold.server: hold for hold in wiring.catalog.holds.all() if hold.kind is HoldKind.HOLD}
-    pinned = frozenset((record.server, record.id) for record in wiring.catalog.backups.list() if record.pinned)
-    return Kept(holds, pinned)
+    everything = wiring.catalog.backups.list(foreign=True)
+    return Kept(holds, frozenset((record.server, record.id) for record in everything if record.pinned),
+                frozenset((record.server, record.id) for record in everything if record.foreign))
 
 
 def kept_anywhere(wiring: Wiring) -> Kept:
@@ -28,7 +29,7 @@ def kept_anywhere(wiring: Wiring) -> Kept:
             continue  # nothing can be removed there either
         holds = {**found.holds, **holds}
         backups |= found.backups
-    return Kept(holds, frozenset(backups))
+    return Kept(holds, frozenset(backups), known.foreign)
 
 
 def holds_of(kept: Kept, server: str) -> tuple[Hold, ...]:

@@ -101,7 +101,7 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
         level=wiring.settings.encryption.compression_level, workers=worker_count(),
         warnings=(*shortcomings, *artefact.warnings, *(f"{key.name}: {key.warning}" for key in keys if key.warning),
                   *clock_warning(late), *filter(None, [reason_of(met)])),
-        reason=reason_of(met),
+        reason=reason_of(met), announce=partial(wiring.catalog.backups.announce, run.job.id),
         config=lambda: artefact.content,
         select=partial(select, include=include, exclude=exclude, max_size=tables.max_size,
                        always=_only_here(wiring, server, probed.info), unasked=not table_set),

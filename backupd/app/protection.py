@@ -258,7 +258,7 @@ def _one(wiring: Wiring, destination: Destination, header: Header, known: dict[s
 
 def _mark_damaged(wiring: Wiring, destination: Destination, header: Header, hit: Collection[str]) -> None:
     """The copies of the backup and of the others that are ``hit``, too. What is marked deleted stays so."""
-    for record in wiring.catalog.backups.list(header.server):
+    for record in wiring.catalog.backups.list(header.server, foreign=True):
         if record.id == header.backup_id or (record.id in hit and any(
                 copy.destination == destination.name and copy.state == _COMPLETE for copy in record.copies)):
             wiring.catalog.backups.set_copy_state(record.id, destination.name, _DAMAGED)

@@ -16,12 +16,13 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from backupd.app.adopt import record_of_manifest
+from backupd.app.adopt import is_ours, record_of_manifest
 from backupd.app.bringingback import if_deleted
 from backupd.app.identity import recall
 from backupd.app.logcheck import is_at_work
 from backupd.app.lostcatalog import REBUILT, Succession, lost_catalogs
 from backupd.app.reconciliation import Reconciliation
+from backupd.app.tampering import told_tampered
 from backupd.app.wiring import Wiring, worker_count
 from backupd.model.backup import BackupRecord, BackupState, Copy
 from backupd.model.clock import format_time
@@ -32,6 +33,7 @@ from backupd.model.errors import (
     KeyUnusableError,
     NotFoundError,
     RefusedError,
+    TamperedError,
 )
 from backupd.model.event import Event, Severity
 from backupd.model.hold import HoldKind
@@ -56,7 +58,10 @@ _BATCH = 64
 class Rebuilt:
     """How many of each were taken in. ``damaged``: backups that cannot be restored from there; ``closed``: how many
     backups have no position, because no private key opened them; ``catalog_of``: from when the copies of the lost
-    catalog are that were used; ``history``: rows that came from them; ``problems``: what could not be read, in words.
+    catalog are that were used; ``history``: rows that came from them; ``problems``: what could not be read, or is
+    not what was stored, in words. ``bound``, ``unbound``: of how many backups what they tell in the clear was compared
+    with what was sealed, and of how many (format 1) nothing shows whether it was changed; of those that are ``closed``
+    nobody knows. ``foreign``: ids of those that were not adopted.
     """
 
     destination: str
@@ -71,6 +76,9 @@ class Rebuilt:
     catalog_of: tuple[datetime, ...] = ()
     history: int = 0
     problems: tuple[str, ...] = ()
+    bound: int = 0
+    unbound: int = 0
+    foreign: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -78,12 +86,16 @@ class Rebuilt:
             "closed": self.closed, "branches": self.branches, "segments": self.segments, "proofs": self.proofs,
             "witnesses": self.witnesses, "holds": self.holds,
             "catalog_of": [format_time(moment) for moment in self.catalog_of], "history": self.history,
-            "problems": list(self.problems)}
+            "problems": list(self.problems), "bound": self.bound, "unbound": self.unbound,
+            "foreign": list(self.foreign)}
 
 
-def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False) -> Rebuilt:
+def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, adopt: bool = False) -> Rebuilt:
     """Fill the catalog from destination ``name``. Into one that knows backups or binary logs already only with
     ``merge``, which adds what it lacks and changes what it says of this destination's copies.
+
+    Who names a destination after a loss means that what lies there is his. A catalog that has taken backups of its own
+    knows which are: with ``adopt`` those that it does not know count as ours, too, else they are foreign.
 
     Raises NotFoundError, RefusedError, DestinationError when the destination cannot be reached, CatalogError.
     """
@@ -96,7 +108,8 @@ def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False) -
                            hint="--into-existing adds what it lacks: after a rebuild that did not come to its end, "
                                 "say, or from a second destination")
     with wiring.locked("rebuild", "another process is rebuilding the catalog"), wiring.removing():
-        return _Rebuild(wiring, destination, report).run()
+        taken_here = any(record.manifest for record in wiring.catalog.backups.list())
+        return _Rebuild(wiring, destination, report, adopt=adopt or not taken_here).run()
 
 
 @dataclass(slots=True)
@@ -105,11 +118,14 @@ class _Taken:
     closed: int = 0
     damaged: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    bound: int = 0
+    unbound: int = 0
+    foreign: list[str] = field(default_factory=list)
 
 
 class _Rebuild:
-    def __init__(self, wiring: Wiring, destination: Destination, report: Report) -> None:
-        self._wiring, self._destination, self._report = wiring, destination, report
+    def __init__(self, wiring: Wiring, destination: Destination, report: Report, *, adopt: bool) -> None:
+        self._wiring, self._destination, self._report, self._adopts = wiring, destination, report, adopt
         self._opens = wiring.settings.restore is not None
         self._taken = _Taken()
 
@@ -139,7 +155,7 @@ class _Rebuild:
             hint="`backupd verify` reads again what is stored there"))
         return Rebuilt(
             destination.name, taken.backups, tuple(taken.damaged), taken.closed, branches, logs, proofs, witnesses,
-            holds, tuple(moments), history, tuple(taken.problems))
+            holds, tuple(moments), history, tuple(taken.problems), taken.bound, taken.unbound, tuple(taken.foreign))
 
     # -- backups
 
@@ -171,7 +187,14 @@ class _Rebuild:
             self._taken.problems.append(header.detail or header.message)
             return None
         copy = Copy(self._destination.name, str(BackupState.COMPLETE), header.finished_at)
-        record = record_of_manifest(self._wiring, self._destination, header, copy, pinned=pinned)
+        try:
+            record = record_of_manifest(self._wiring, self._destination, header, copy, pinned=pinned)
+        except TamperedError as error:
+            told_tampered(self._wiring.catalog, self._wiring.clock, self._destination.name, *owner, error)
+            self._taken.problems.append(f"{error.detail}: it was not taken in")
+            return None
+        self._taken.bound += bool(record.flavour) and header.is_bound
+        self._taken.unbound += not header.is_bound
         problem = self._problem(header, presence, opened=bool(record.flavour))
         if problem:
             self._taken.problems.append(f"{self._destination.name}: backup {header.backup_id}: {problem}")
@@ -207,13 +230,18 @@ class _Rebuild:
         try:
             known = backups.get(record.id)
         except NotFoundError:
-            backups.add(record)
+            foreign = not (self._adopts or is_ours(self._wiring, self._destination, record))
+            backups.add(replace(record, foreign=foreign))
+            if foreign:
+                self._taken.foreign.append(record.id)
             return
         ours = {one.destination: one for one in known.copies}
         before = ours.get(copy.destination)
         ours[copy.destination] = replace(copy, verified_at=before.verified_at if before is not None else None)
-        better = known if known.flavour else record  # what no key opened before tells no position
-        backups.add(replace(better, copies=tuple(ours.values()), pinned=known.pinned or record.pinned), replace=True)
+        better = known if known.flavour else replace(  # what no key opened before tells no position
+            record, manifest=known.manifest)
+        backups.add(replace(better, copies=tuple(ours.values()), pinned=known.pinned or record.pinned,
+                            foreign=known.foreign and not self._adopts), replace=True)
         backups.set_copy_state(record.id, copy.destination, copy.state)
 
     def _headless(self, told: Collection[str]) -> list[str]:

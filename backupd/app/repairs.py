@@ -92,7 +92,7 @@ class _Mending:
             raise NotFoundError("nothing of it is there any more, and nobody marked it deleted",
                                 detail=f"`backupd replicate {self._server} --to {target.name}` copies it again where "
                                        "another destination has it, `backupd fsck --repair` forgets it")
-        chain = chain_of(backup_id, wiring.catalog.backups.list(self._server))
+        chain = chain_of(backup_id, wiring.catalog.backups.list(self._server, foreign=True))
         order = Order(self._server, backup_id, new_id(wiring.clock()), tuple(member.id for member in chain[:-1]))
         holding = [one for one in self._sources if exists(one, layout.manifest_key(self._server, backup_id))]
         replicate(holding, target, order, clock=wiring.clock, report=silent, check=_go_on)

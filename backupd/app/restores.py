@@ -41,7 +41,7 @@ from restore.plan import DEFAULT_RATES, Plan, Rate
 from restore.planner import Preferences, make_plan
 from restore.points import same_gtid
 from restore.staging import unfinished
-from restore.target import AtTime, one_gtid, parse_target
+from restore.target import AtBackup, AtTime, one_gtid, parse_target
 from storage.destination import Destination
 
 MODES = ("new-server", "replica")
@@ -89,7 +89,7 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
     Raises UsageError, NotFoundError, RefusedError (OlderError, see ``make_plan``); and where a sealed index has to be
     read, KeyUnusableError, DamagedError."""
     server = wiring.settings.server(server_name)
-    records = wiring.catalog.backups.list(server_name)
+    records = wiring.catalog.backups.list(server_name, foreign=isinstance(parse_target(target).goal, AtBackup))
     if dumps is not None:
         records = tuple(replace(record, kind=BackupKind.PHYSICAL_FULL) for record in records
                         if record.kind is BackupKind.LOGICAL and record.id not in dumps)

@@ -70,7 +70,7 @@ def preview(wiring: Wiring, server: str, *, now: datetime, future: Sequence[Stor
 
     Raises NotFoundError for a server that is neither configured nor has any backup.
     """
-    records = wiring.catalog.backups.list(server)
+    records = wiring.catalog.backups.list(server, foreign=True)
     if server not in wiring.settings.servers and not records:
         wiring.settings.server(server)
     logs = archive(wiring, server, records)
@@ -82,7 +82,7 @@ def foresee(wiring: Wiring, server: str, place: str, *, now: datetime, future: S
             sources: Collection[str]) -> Decisions:
     """What the rules of ``place`` would say, did it hold the backups ``future``, too, and the binary logs of
     ``sources``; changes nothing."""
-    records = wiring.catalog.backups.list(server)
+    records = wiring.catalog.backups.list(server, foreign=True)
     logs = archive(wiring, server, records)
     here = tuple(replace(run, destination=place) for run in logs.runs if run.destination in {place, *sources})
     return _decide(wiring, server, place, records, now, future, replace(logs, runs=here), awaiting=False)
@@ -99,7 +99,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         troubles: list[BackupdError] = []
         opened: list[Destination] = []
         held: list[str] = []
-        known = wiring.catalog.backups.list(server)
+        known = wiring.catalog.backups.list(server, foreign=True)
         for name in _places(wiring, server, known):
             run.check()
             if name not in wiring.settings.destinations:
@@ -110,7 +110,7 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
             except BackupdError as error:
                 if _holds(known, name):
                     troubles.append(error)
-        records = wiring.catalog.backups.list(server)
+        records = wiring.catalog.backups.list(server, foreign=True)
         logs = archive(wiring, server, records)
         missing = {destination.name: expected_at(wiring, destination) - set(backup_ids(destination))
                    for destination in opened}
@@ -162,7 +162,7 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
         logs = 0
         for server in wiring.catalog.backups.servers():
             run.check()
-            records = wiring.catalog.backups.list(server)
+            records = wiring.catalog.backups.list(server, foreign=True)
             decisions = _decide(wiring, server, destination_name, records, wiring.clock(), (),
                                 archive(wiring, server, records))
             try:
@@ -205,7 +205,7 @@ def relieve(wiring: Wiring, error: DestinationFullError, run: JobRun) -> None:
                  "ID --now` removes one that you can do without") from error
     told = []
     for server in wiring.catalog.backups.servers():
-        records = wiring.catalog.backups.list(server)
+        records = wiring.catalog.backups.list(server, foreign=True)
         decisions = _decide(wiring, server, error.destination, records, wiring.clock(), (),
                             archive(wiring, server, records))
         told += [f"{server}: {one.backup.id} stays: {one.reasons[0]}" for one in decisions.kept[:_MANY]]
@@ -230,7 +230,7 @@ def _out_of_sight(destination: Destination, missing: Collection[Backup]) -> Dama
 
 def _expired_chains(wiring: Wiring, destination: Destination) -> list[frozenset[tuple[str, str]]]:
     """What the rules of this installation have marked here, by the full backup it builds on, the oldest first."""
-    by_id = {record.id: record for record in wiring.catalog.backups.list()}
+    by_id = {record.id: record for record in wiring.catalog.backups.list(foreign=True)}
     chains: dict[str, set[tuple[str, str]]] = {}
     for owner, note in own(wiring, destination).items():
         if note.reason.startswith(REASON):
@@ -308,6 +308,7 @@ def _stored(wiring: Wiring, server: str, place: str, records: Sequence[BackupRec
     proved, restored = _proofs(wiring, server)
     lineage = lineages(tuple(records))
     strange = {name for one in strangers(records) for name in one.backups}
+    strange |= {record.id for record in records if record.foreign}
     return tuple(
         Stored(record.id, record.kind, record.parent, record.started_at, record.finished_at,
                usable=copy.state == "complete", pinned=(server, record.id) in kept.backups,
@@ -327,6 +328,7 @@ def _awaited(wiring: Wiring, server: str, place: str, records: Sequence[BackupRe
     if server not in settings.servers or not settings.server(server).usable:
         return {}
     others = settings.server(server).others
+    records = [record for record in records if not record.foreign]
     by_id = {record.id: record for record in records}
     lost = {record.id: name for name in (*settings.server(server).required, *others) if name != place
             for record in records if (server, record.id) in missing.get(name, ()) and is_complete(record, place)}

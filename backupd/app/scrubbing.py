@@ -12,6 +12,7 @@ from backupd.app.coldsample import pending, sample
 from backupd.app.logcheck import verify_logs
 from backupd.app.repairs import mend
 from backupd.app.rotation import Rotation, due, read_since
+from backupd.app.tampering import settle_tampering
 from backupd.app.wiring import Wiring, worker_count
 from backupd.model.backup import BackupState
 from backupd.model.errors import DestinationError, NotFoundError
@@ -62,6 +63,9 @@ def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation
     complete = begun if rotation.is_whole else read_since({**done, **dict.fromkeys(shares, begun)})
     _record(wiring, destination, headers, found, complete, unseen=set(scrubbed.unseen))
     _release(destination, headers, found, turn)
+    settle_tampering(wiring.catalog, wiring.clock, destination.name, server, (
+        damage.key for damage in found if not damage.repaired_from
+        and damage.key.rpartition("/")[2] in (layout.MANIFEST, layout.SEGMENT)))
     told = sample(wiring, destination, server, key, scrubbed.cold, {damage.key for damage in found})
     return Read(tuple(sorted(names)), scrubbed.objects + logs.objects, scrubbed.bytes + logs.bytes, found, count,
                 len(scrubbed.cold) + len(logs.cold), len(scrubbed.unseen) + len(logs.unseen), told,
@@ -86,7 +90,7 @@ def _missing(wiring: Wiring, destination: Destination, server: str, seen: Collec
     """Backups that the catalog expects at ``destination`` and whose manifest is not there."""
     return [
         Damage(destination.name, layout.manifest_key(record.server, record.id), "missing", (record.id,))
-        for record in wiring.catalog.backups.list(server)
+        for record in wiring.catalog.backups.list(server, foreign=True)
         if record.state is not BackupState.DELETED and record.id not in seen
         and any(copy.destination == destination.name and copy.state != "deleted" for copy in record.copies)
     ]

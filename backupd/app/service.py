@@ -187,7 +187,7 @@ class Service:
 
         if server is not None:
             self._wiring.settings.server(server)
-        found = self._wiring.catalog.backups.list(server)
+        found = self._wiring.catalog.backups.list(server, foreign=True)
         return with_protection(self._wiring, [record for record in found if self.actor.sees(record.server)])
 
     def show(self, backup_id: str) -> BackupDetail:

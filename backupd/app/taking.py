@@ -9,7 +9,7 @@ from datetime import timedelta
 from backupd.app.wiring import Wiring
 from backupd.backup.commit import BackupSpec
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
-from backupd.model.errors import RefusedError
+from backupd.model.errors import RefusedError, TamperedError
 from backupd.model.manifest import BodyFacts, Header, encode_header
 from backupd.model.units import format_duration
 from backupd.transfer.manifestio import get_bytes
@@ -45,12 +45,16 @@ def add_row(wiring: Wiring, spec: BackupSpec, record: BackupRecord) -> None:
     try:
         wiring.catalog.backups.add(record)
     except RefusedError:
+        key = layout.manifest_key(record.server, record.id)
         for destination in spec.destinations:
-            found = hashlib.sha256(get_bytes(destination, layout.manifest_key(record.server, record.id))).hexdigest()
-            if found != record.manifest:
+            try:
+                found = hashlib.sha256(get_bytes(destination, key)).hexdigest()
+                told = "" if found == record.manifest else f"SHA-256 {found} where {record.manifest} was stored"
+            except TamperedError as error:
+                told = error.detail
+            if told:
                 raise RefusedError(f"backup {record.id} is in the catalog already, and its manifest at destination "
-                                   f"{destination.name} is not the one that was stored just now",
-                                   detail=f"SHA-256 {found} where {record.manifest} was stored",
+                                   f"{destination.name} is not the one that was stored just now", detail=told,
                                    hint="look who writes there; then take the backup again") from None
         known = wiring.catalog.backups.get(record.id)
         copies = {copy.destination: copy for copy in (*known.copies, *record.copies)}

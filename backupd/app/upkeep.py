@@ -12,6 +12,9 @@ from backupd.model.clock import format_time
 from backupd.model.progress import Report
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from backupd.app.adopt import Adopted
     from backupd.app.bootstrap import Copied
     from backupd.app.bringingback import BroughtBack
     from backupd.app.rebuild import Rebuilt
@@ -25,12 +28,20 @@ class Upkeep:
     def __init__(self, wiring: Wiring, actor: Actor) -> None:
         self._wiring, self._actor = wiring, actor
 
-    def rebuild(self, destination: str, report: Report, *, merge: bool = False) -> Rebuilt:
-        """The catalog from what lies at one destination; ``merge``: into one that is not empty."""
+    def rebuild(self, destination: str, report: Report, *, merge: bool = False, adopt: bool = False) -> Rebuilt:
+        """The catalog from what lies at one destination; ``merge``: into one that is not empty; ``adopt``: what that
+        did not know counts as ours, too."""
         from backupd.app.rebuild import rebuild
 
         with deed(self._wiring, self._actor, "catalog-rebuilt", subject=destination, detail="merged" if merge else ""):
-            return rebuild(self._wiring, destination, report, merge=merge)
+            return rebuild(self._wiring, destination, report, merge=merge, adopt=adopt)
+
+    def adopt(self, names: Sequence[str]) -> tuple[Adopted, ...]:
+        """Foreign backups, or all those of servers: they count as ours from now on."""
+        from backupd.app.adopt import adopt
+
+        with deed(self._wiring, self._actor, "backups-adopted", subject=", ".join(names)):
+            return adopt(self._wiring, names)
 
     def copy(self) -> tuple[Copied, ...]:
         """Catalog, configuration, proofs and RECOVER.md to every destination, now."""

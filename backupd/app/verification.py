@@ -110,14 +110,14 @@ def _texts(wiring: Wiring, destination: Destination) -> list[Finding]:
 def _servers(wiring: Wiring, destination: Destination) -> list[str]:
     """Of whom something is there, or should be."""
     found = {owner for owner, _id in backup_ids(destination)} | set(wiring.catalog.binlogs.servers())
-    return sorted(found | {record.server for record in wiring.catalog.backups.list() if any(
+    return sorted(found | {record.server for record in wiring.catalog.backups.list(foreign=True) if any(
         copy.destination == destination.name for copy in record.copies)})
 
 
 def _out_of_reach(wiring: Wiring, server: str | None, usable: set[str]) -> tuple[Damage, ...]:
     """Destinations that could not be looked at. That says nothing about the backups there, so nothing is marked."""
     names: dict[str, list[str]] = {}
-    for record in wiring.catalog.backups.list(server):
+    for record in wiring.catalog.backups.list(server, foreign=True):
         for copy in record.copies:
             if (copy.destination not in usable and record.state is not BackupState.DELETED
                     and copy.state != "deleted"):
@@ -176,7 +176,7 @@ def fsck(wiring: Wiring, *, mend: bool) -> FsckOutcome:
     found += [("", Finding(Invariant.ONE_SERVER_OF_A_NAME, name, f"{one.words(name)}; {STRANGE_HINT}",
                            repairable=False))
               for name in wiring.catalog.backups.servers()
-              for one in strangers(wiring.catalog.backups.list(name)) if not one.former and not one.apart]
+              for one in strangers(wiring.catalog.backups.list(name, foreign=True)) if not one.former and not one.apart]
     for destination in wiring.usable_destinations():
         body = _body_reader(wiring, destination)
         if mend:
@@ -214,7 +214,7 @@ def _forget_gone(wiring: Wiring, destination: Destination) -> None:
     present = set(backup_ids(destination))
     gone = Counter(server for server, _id in expected_at(wiring, destination) - present)
     there = Counter(server for server, _id in present)
-    for record in wiring.catalog.backups.list():
+    for record in wiring.catalog.backups.list(foreign=True):
         if gone[record.server] > there[record.server]:
             continue
         states = {copy.destination: copy.state for copy in record.copies}
@@ -231,13 +231,13 @@ def _marks(wiring: Wiring, destination: Destination) -> list[Finding]:
     return [Finding(Invariant.MARK_MATCHES_CATALOG, record.id,
                     f"it is marked deleted here, and {copy.state} in the catalog; `backupd backups undelete "
                     f"{record.id}` keeps it, --repair believes the mark", repairable=True)
-            for record in wiring.catalog.backups.list()
+            for record in wiring.catalog.backups.list(foreign=True)
             if record.id in marked and record.state is not BackupState.DELETED
             for copy in record.copies if copy.destination == destination.name and copy.state != "deleted"]
 
 
 def _views(wiring: Wiring, destination: Destination) -> list[CatalogView]:
-    return [CatalogView(record.server, record.id) for record in wiring.catalog.backups.list()
+    return [CatalogView(record.server, record.id) for record in wiring.catalog.backups.list(foreign=True)
             if any(copy.destination == destination.name for copy in record.copies)]
 
 
@@ -251,7 +251,7 @@ def _body_reader(wiring: Wiring, destination: Destination) -> ReadBody | None:
 def _unreachable(wiring: Wiring) -> list[tuple[str, Finding]]:
     """Copies that the catalog expects at destinations that are not there."""
     usable = {destination.name for destination in wiring.usable_destinations()}
-    records: tuple[BackupRecord, ...] = wiring.catalog.backups.list()
+    records: tuple[BackupRecord, ...] = wiring.catalog.backups.list(foreign=True)
     binlogs = wiring.catalog.binlogs
     logs = [(server, name) for server in binlogs.servers()
             for name in sorted({run.destination for run in binlogs.runs(server)} - usable)]

@@ -17,7 +17,7 @@ from backupd.app.trust import undecided, wanting
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupRecord
 from backupd.model.binlog import Branch, SegmentKey
-from backupd.model.errors import BackupdError, NotFoundError, ObjectMissingError, RefusedError
+from backupd.model.errors import BackupdError, NotFoundError, ObjectMissingError, RefusedError, TamperedError
 from backupd.model.manifest import Header, decode_header
 from backupd.transfer import segments
 from backupd.transfer.inventory import backup_ids
@@ -63,6 +63,10 @@ def vouch(wiring: Wiring, name: str, *, unproven: bool = False) -> Vouched:
                 doubt = destination.doubt(key, document)
             except ObjectMissingError:
                 continue  # removed while we look
+            except TamperedError as error:
+                left.append(f"{name}: {key}: it is not what the run stored that made this backup, or what was found "
+                            f"there when it was taken in: {error.detail}")
+                continue
             if not doubt:
                 continue
             try:

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from backupd.app.settings import ServerSettings, Settings
+from backupd.app.tampering import CatalogRecords
 from backupd.app.trust import trusting
 from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
 from backupd.model.clock import Clock
@@ -36,6 +37,7 @@ from backupd.transfer.identity import identity_key
 from backupd.transfer.inventory import backup_ids
 from backupd.transfer.keyring import KeyInfo, resolve_recipients
 from backupd.transfer.lease import Owner
+from backupd.transfer.recorded import RecordedDestination
 from backupd.transfer.unseal import Unsealer
 from storage.destination import Destination
 from storage.registry import open_destination
@@ -181,9 +183,12 @@ class Wiring:
     _opened: dict[str, Destination] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def destination(self, name: str) -> Destination:
-        """A configured destination, the same one each time; touches nothing. Raises NotFoundError."""
+        """A configured destination, the same one each time; touches nothing. What it gives of documents is compared
+        with what the catalog knows of them, and then with their signatures. Raises NotFoundError."""
         if name not in self._opened:
-            self._opened[name] = trusting(self.settings, open_destination(name, self.settings.destination(name)))
+            opened = open_destination(name, self.settings.destination(name))
+            recorded = RecordedDestination(opened, CatalogRecords(self.catalog, self.clock))
+            self._opened[name] = trusting(self.settings, recorded)
         return self._opened[name]
 
     def of(self, servers: Collection[str]) -> Wiring:
@@ -236,7 +241,8 @@ class Wiring:
 
     def holds_backups(self, destination: str) -> bool:
         """Does the catalog know a copy at ``destination``?"""
-        return any(copy.destination == destination for record in self.catalog.backups.list() for copy in record.copies)
+        return any(copy.destination == destination for record in self.catalog.backups.list(foreign=True)
+                   for copy in record.copies)
 
     def recipients(self) -> tuple[list[KeyInfo], tuple[str, ...]]:
         """The keys that backups are sealed for: (as found, full fingerprints). Raises KeyUnusableError with all

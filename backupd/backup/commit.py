@@ -6,6 +6,7 @@ what is taken back when something goes wrong before the end.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from backupd.model.manifest import (
     Stats,
     StoredObject,
     bound,
+    encode_header,
     objects_digest,
 )
 from backupd.model.server import Receipts, ServerInfo, Tool
@@ -58,8 +60,8 @@ class BackupSpec:
 
     ``behind``: how far the clock stands before the newest backup; added to the recorded times, so that they are in
     order. ``reason``: why this kind is taken when another was due. ``config`` gives the configuration of the server's
-    host. ``throttle``: what is read from the server passes it; ``send`` makes one for each destination, for what is
-    stored there.
+    host. ``announce`` hears of the SHA-256 of the manifest right before it is committed. ``throttle``: what is read
+    from the server passes it; ``send`` makes one for each destination, for what is stored there.
     """
 
     backup_id: str
@@ -78,6 +80,7 @@ class BackupSpec:
     warnings: tuple[str, ...] = ()
     reason: str = ""
     config: Callable[[], bytes] | None = None
+    announce: Callable[[str], None] = lambda _manifest: None
     throttle: Throttle = field(default_factory=Unlimited)
     send: Callable[[], Throttle] = Unlimited
 
@@ -144,6 +147,7 @@ class Making:
         # outlived the commit proves that nobody did.
         self._intent.assert_held()
         fence()
+        spec.announce(hashlib.sha256(encode_header(header)).hexdigest())
         for destination in spec.destinations:
             self._begun = True  # from here on a manifest of ours may have been seen
             commit_header(destination, header)

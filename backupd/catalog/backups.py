@@ -11,7 +11,7 @@ from sqlalchemy.engine import RowMapping
 
 from backupd.catalog.database import Database
 from backupd.catalog.listed import EVER, Listed, Span, cursor_of, page
-from backupd.catalog.tables import backups, copies, identities
+from backupd.catalog.tables import backups, commits, copies, identities
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.errors import NotFoundError, RefusedError, unknown
 from backupd.model.identity import Verdict
@@ -40,6 +40,8 @@ class Backups:
             elif connection.scalar(select(exists().where(backups.c.id == record.id))):
                 raise RefusedError(f"backup {record.id} is in the catalog already")
             connection.execute(insert(backups).values(**_columns(record)))
+            if (digest := record.manifest or record.found) and not record.foreign:
+                _commit(connection, record.id, digest)
             if record.copies:
                 connection.execute(insert(copies), [_copy_columns(record.id, copy) for copy in record.copies])
 
@@ -52,12 +54,15 @@ class Backups:
             return _record(row, _copies_of(connection, [backup_id]).get(backup_id, ()), _strangers(connection))
 
     def list(self, server: str | None = None, *, kind: BackupKind | None = None, state: BackupState | None = None,
-             limit: int | None = None) -> tuple[BackupRecord, ...]:
-        """Newest first. Without ``state`` every state is listed, deleted ones too."""
+             limit: int | None = None, foreign: bool = False) -> tuple[BackupRecord, ...]:
+        """Newest first. Without ``state`` every state is listed, deleted ones too; only with ``foreign`` those that are
+        that, so that nobody counts on one without having asked for it."""
         query = select(backups).order_by(backups.c.finished_at.desc(), backups.c.id.desc()).limit(limit)
         for column, wanted in ((backups.c.server, server), (backups.c.kind, kind), (backups.c.state, state)):
             if wanted is not None:
                 query = query.where(column == str(wanted))
+        if not foreign:
+            query = query.where(~backups.c.foreign)
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
             found, strangers = _copies_of(connection, [row["id"] for row in rows]), _strangers(connection)
@@ -96,6 +101,33 @@ class Backups:
     def set_missing(self, backup_id: str, missing: Sequence[str], doubtful: str) -> None:
         """What a look at its files told; see ``BackupRecord``. Raises NotFoundError."""
         self._change(backup_id, missing=list(missing), doubtful=doubtful)
+
+    def announce(self, backup_id: str, manifest: str) -> None:
+        """A run of this installation is about to commit the backup, with a manifest of this SHA-256."""
+        with self._database.write() as connection:
+            _commit(connection, backup_id, manifest)
+
+    def committed(self, backup_id: str) -> str:
+        """The SHA-256 of the manifest of a backup that a run of this installation committed, or was about to, or that
+        was adopted, whether it has a row or not; "" for any other."""
+        with self._database.read() as connection:
+            return connection.scalar(select(commits.c.manifest).where(commits.c.backup_id == backup_id)) or ""
+
+    def digest(self, backup_id: str) -> str:
+        """The SHA-256 of its manifest, "" where it is not known."""
+        with self._database.read() as connection:
+            row = connection.execute(select(backups.c.manifest, backups.c.found).where(
+                backups.c.id == backup_id)).first()
+            return row.manifest or row.found if row is not None else ""
+
+    def adopt(self, backup_id: str) -> None:
+        """From now on it counts as one of this installation's own. Raises NotFoundError."""
+        with self._database.write() as connection:
+            found = connection.scalar(select(backups.c.found).where(backups.c.id == backup_id))
+            if found is None:
+                raise _not_found(backup_id)
+            connection.execute(update(backups).where(backups.c.id == backup_id).values(foreign=False))
+            _commit(connection, backup_id, found)
 
     def pin(self, backup_id: str, *, pinned: bool = True) -> None:
         """Keep the backup whatever retention says, or no longer. Raises NotFoundError."""
@@ -148,6 +180,11 @@ class Backups:
             _update_copy(connection, backup_id, destination, **values)
 
 
+def _commit(connection: Connection, backup_id: str, manifest: str) -> None:
+    connection.execute(delete(commits).where(commits.c.backup_id == backup_id))
+    connection.execute(insert(commits).values(backup_id=backup_id, manifest=manifest))
+
+
 def _unless_deleted(state: str) -> Any:
     """A copy that is marked deleted stays so, whatever is found out about its bytes."""
     return case((copies.c.state == str(BackupState.DELETED), str(BackupState.DELETED)), else_=state)
@@ -178,7 +215,7 @@ def _columns(record: BackupRecord) -> dict[str, Any]:
         "from_lsn": record.from_lsn, "to_lsn": record.to_lsn, "server_uuid": record.server_uuid,
         "reason": record.reason, "table_set": record.table_set, "tables_missing": record.tables_missing,
         "manifest": record.manifest, "missing": None if record.missing is None else list(record.missing),
-        "doubtful": record.doubtful,
+        "doubtful": record.doubtful, "found": record.found, "foreign": record.foreign,
     }
 
 
@@ -209,6 +246,7 @@ def _record(row: RowMapping, found: Iterable[Copy], strangers: Collection[tuple[
         server_uuid=row["server_uuid"], reason=row["reason"],
         table_set=row["table_set"], tables_missing=row["tables_missing"], manifest=row["manifest"],
         missing=None if row["missing"] is None else tuple(row["missing"]), doubtful=row["doubtful"],
+        found=row["found"], foreign=row["foreign"],
         apart=(row["server"], row["server_uuid"]) in strangers)
 
 

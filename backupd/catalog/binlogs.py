@@ -76,6 +76,14 @@ class Binlogs:
 
     # -- segments
 
+    def digest(self, server: str, key: SegmentKey) -> str:
+        """SHA-256 of the plain bytes of a segment, "" where it is not known."""
+        query = select(_S.sha256).join(binlog_branches, binlog_branches.c.number == _S.branch).where(
+            binlog_branches.c.server == server, binlog_branches.c.id == key.branch, _S.number == key.number,
+            _S.start_pos == key.start, _S.end_pos == key.end)
+        with self._database.read() as connection:
+            return connection.scalar(query) or ""
+
     def add_segment(self, segment: Segment, destination: str, stored: int, at: datetime) -> None:
         """Record that ``destination`` holds the segment in ``stored`` sealed bytes; the same again changes nothing but
         the copy. A piece whose file turns out to end with it becomes the whole of it, wherever it lies. Raises

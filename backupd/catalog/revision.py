@@ -7,7 +7,7 @@ from sqlalchemy import Connection, inspect, text
 
 VERSION_TABLE = "backupd_version"
 """Not alembic's usual name: a PostgreSQL database may be shared with another program that uses alembic."""
-WANTED = "0011"
+WANTED = "0012"
 """The form that this program knows: the newest of ``alembic/versions``."""
 
 

@@ -25,6 +25,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    false,
     text,
 )
 
@@ -110,8 +111,18 @@ backups = Table(
     Column("manifest", String(64), nullable=False, server_default=text("''")),
     Column("missing", JSON(none_as_null=True)),
     Column("doubtful", FreeText, nullable=False, server_default=text("''")),
+    Column("found", String(64), nullable=False, server_default=text("''")),
+    Column("foreign", Boolean, nullable=False, server_default=false()),
     Index(None, "server", "finished_at"),
 )
+
+commits = Table(
+    "commits", metadata,
+    Column("backup_id", String(64), primary_key=True),
+    Column("manifest", String(64), nullable=False),
+)
+"""Every backup that is ours, by its manifest: written right before it is committed, or when it is adopted. It outlives
+the row in ``backups``, which a run that died never wrote, or which goes with a destination that is not configured."""
 
 identities = Table(
     "identities", metadata,

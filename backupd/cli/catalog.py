@@ -41,23 +41,53 @@ def rebuild(
     into_existing: Annotated[
         bool, typer.Option("--into-existing", help="Add to a catalog that is not empty.")
     ] = False,
+    adopt_all: Annotated[
+        bool, typer.Option("--adopt", help="With --into-existing: backups that the catalog did not know count as taken "
+                                           "by this installation. Without it they are foreign.")
+    ] = False,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Make the catalog anew from what lies at one destination.
 
-    It needs no private key. With one, positions, proofs and the history of the lost catalog come back, too.
+    It needs no private key. With one, positions, proofs and the history of the lost catalog come back, too, and what
+    each backup tells in the clear is compared with what was sealed.
     """
     from backupd.cli.progress import reporting
 
     with session(context, config, as_json, opening="makes") as run:
         with reporting() as report:
-            done = run.service.upkeep.rebuild(place, report, merge=into_existing)
+            done = run.service.upkeep.rebuild(place, report, merge=into_existing, adopt=adopt_all)
         run.screen.done = "the catalog was rebuilt"
         run.screen.document(done.as_json())
         _show(run.screen, done)
         if done.problems:
             raise typer.Exit(1)
+
+
+@app.command()
+def adopt(
+    context: typer.Context,
+    names: Annotated[
+        list[str], typer.Argument(metavar="ID|SERVER...", help="Foreign backups; of a server all of them.")
+    ],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Say that foreign backups are this installation's own: rules, proofs and restores count on them from then on.
+
+    A backup is foreign when it lies at a destination and nothing shows that this installation took it.
+    """
+    with session(context, config, as_json) as run:
+        done = run.service.upkeep.adopt(names)
+        run.screen.document([one.as_json() for one in done])
+        for one in done:
+            told = {True: "what it tells in the clear is what was sealed",
+                    False: "unbound (format 1): nothing in it shows whether its server, times or sizes were changed",
+                    None: "not compared with what is sealed: no private key is at hand"}[one.bound]
+            run.screen.line(f"{one.id} of {one.server} is adopted: {told}", style="" if one.bound else "yellow")
+        if not done:
+            run.screen.line("no foreign backup was there")
 
 
 @app.command()
@@ -106,6 +136,13 @@ def sign(
 def _show(screen: Screen, done: Rebuilt) -> None:
     screen.line(f"{done.backups} backups, {done.segments} binary logs in {done.branches} branches, {done.proofs} "
                 f"proofs, {done.witnesses} witnesses, {done.holds} holds")
+    if done.bound or done.unbound:
+        screen.line(f"{done.bound} backups tell in the clear what was sealed"
+                    + (f"; {done.unbound} are unbound (format 1): nothing in them shows whether their server, times or "
+                       "sizes were changed" if done.unbound else ""), style="yellow" if done.unbound else "")
+    if done.foreign:
+        screen.line(f"foreign, so that no rule, proof or restore counts on them: {', '.join(done.foreign)}; if they "
+                    "are yours: backupd catalog adopt ID", style="yellow")
     if done.damaged:
         screen.line(f"not whole there: {', '.join(done.damaged)}", style="yellow")
     if done.closed:

@@ -61,12 +61,14 @@ def _kind_text(record: BackupRecord) -> str:
 
 
 def _state_text(record: BackupRecord) -> str:
-    """``complete``, ``damaged``, ``2 missing`` of a complete one without two of its tables; ``+kept``, ``+apart``."""
+    """``complete``, ``damaged``, ``2 missing`` of a complete one without two of its tables; ``+kept``, ``+apart``,
+    ``+foreign``."""
     lacking = max(record.tables_missing, record.not_dumped)
     state = f"{lacking} missing" if lacking and record.state is BackupState.COMPLETE else str(record.state)
     if record.doubtful and record.state is BackupState.COMPLETE:
         state = "doubtful"
-    return state + (" +kept" if record.pinned else "") + (" +apart" if record.apart else "")
+    return state + (" +kept" if record.pinned else "") + (" +apart" if record.apart else "") + (
+        " +foreign" if record.foreign else "")
 
 
 def _missing_text(record: BackupRecord) -> str:

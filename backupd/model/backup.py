@@ -55,7 +55,9 @@ class BackupRecord:
     and which nobody has accepted, so no rule, no proof and no target but its own id means it. ``missing``: of a
     physical backup, tables (as ``TableName.shown``) of which a file that they need is not in it; None where nobody
     looked. ``doubtful``: why nobody should count on a restore of it, or of what builds on it, before a test restore has
-    shown that it works; empty as a rule.
+    shown that it works; empty as a rule. ``found``: SHA-256 of the manifest as it was found at a destination, of a
+    backup that no run of this catalog made. ``foreign``: nothing shows that this installation took it and nobody has
+    adopted it, so no rule, no proof and no target but its own id means it, and nothing removes it.
     """
 
     id: str
@@ -84,6 +86,8 @@ class BackupRecord:
     apart: bool = False
     missing: tuple[str, ...] | None = None
     doubtful: str = ""
+    found: str = ""
+    foreign: bool = False
 
     @property
     def not_dumped(self) -> int:
@@ -107,7 +111,7 @@ class BackupRecord:
             "from_lsn": self.from_lsn, "to_lsn": self.to_lsn, "reason": self.reason,
             "set": self.table_set, "tables_missing": self.tables_missing, "partial": self.is_partial,
             "missing": list(self.missing or ()), "doubtful": self.doubtful,
-            "protected": self.protected, "apart": self.apart,
+            "protected": self.protected, "apart": self.apart, "foreign": self.foreign,
             "copies": [copy.as_json() for copy in self.copies],
         }
 

@@ -100,7 +100,9 @@ class _Solution:
         for backup in self._backups:
             if backup.strange and not backup.marked:
                 self._note(backup.id, "foreign", f"it is of server {backup.lineage}, which has or answered under this "
-                                                 "name, too, and is none of ours: its rules are not for it")
+                           "name, too, and is none of ours: its rules are not for it" if backup.lineage else
+                           "nothing shows that this installation took it: no rule is for it before `backupd catalog "
+                           f"adopt {backup.id}`")
         for backups in self._families:
             self._note(backups[0].id, "newest", self._newest_words(backups))
 

@@ -25,17 +25,22 @@ Backup = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """``holds`` by server (``*``: every one); ``backups``: those that somebody keeps one by one."""
+    """``holds`` by server (``*``: every one); ``backups``: those that somebody keeps one by one; ``foreign``: those
+    that nobody here took or adopted."""
 
     holds: Mapping[str, Hold] = field(default_factory=dict)
     backups: frozenset[Backup] = frozenset()
+    foreign: frozenset[Backup] = frozenset()
 
     def covers(self, backup: Backup) -> bool:
-        return backup in self.backups or backup[0] in self.holds or EVERY_SERVER in self.holds
+        return backup in self.backups or backup in self.foreign or backup[0] in self.holds or EVERY_SERVER in self.holds
 
     def reason(self, backup: Backup) -> str:
         """Why ``backup``, which is covered, stays."""
         hold = self.holds.get(backup[0]) or self.holds.get(EVERY_SERVER)
+        if hold is None and backup in self.foreign:
+            return ("it is foreign: nothing shows that this installation took it, and `backupd catalog adopt "
+                    f"{backup[1]}` has not been said")
         return hold.text if hold is not None else "it is kept on purpose (`backupd backups keep`)"
 
 

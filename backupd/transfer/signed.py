@@ -81,6 +81,10 @@ class SignedDestination(ForwardingDestination):
         with self._inner.get(key) as stream:
             return stream.read()
 
+    def vouches(self, server: str) -> bool:
+        """Is whatever it gives of this server signed by somebody who is trusted?"""
+        return self._wanted(server)
+
     def doubt(self, key: str, document: bytes) -> str:
         """Why nobody whom we trust vouches for ``document`` under ``key``; "" where somebody does, or nobody has to.
         Raises ObjectMissingError where nothing lies there any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
@@ -80,11 +81,12 @@ class Desk:
     def recorded(self, record: BackupRecord, **changes: Any) -> Iterator[None]:
         """The catalog says something else of ``record`` for a while."""
         backups = self.wiring.catalog.backups
-        backups.add(replace(record, **changes), replace=True)
+        before = backups.get(record.id)
+        backups.add(replace(before, **changes), replace=True)
         try:
             yield
         finally:
-            backups.add(record, replace=True)
+            backups.add(before, replace=True)
 
 
 class _Other:
@@ -133,7 +135,7 @@ def test_rows_of_increments_are_made_again_from_their_manifests(desk: Desk) -> N
     assert adopt_unknown(desk.wiring, desk.destination) == [record.id]
     found = desk.wiring.catalog.backups.get(record.id)
     # Which tables it lacks is not known again before somebody with the private key looks at it.
-    assert found == replace(record, warnings=found.warnings, manifest="", missing=None)
+    assert found == replace(record, warnings=found.warnings, manifest="", found=record.manifest, missing=None)
     assert desk.decide().parent == desk.wiring.catalog.backups.get(record.id)
 
 
@@ -148,9 +150,11 @@ def rewritten(desk: Desk, **changes: Any) -> Iterator[None]:
     """The manifest of the last member says something else for a while."""
     path = desk.house.manifest(desk.records[2].id)
     before = path.read_bytes()
-    path.write_bytes(encode_header(replace(decode_header(before), **changes)))
+    after = encode_header(replace(decode_header(before), **changes))
+    path.write_bytes(after)
     try:
-        yield
+        with desk.recorded(desk.records[2], manifest=hashlib.sha256(after).hexdigest()):
+            yield
     finally:
         path.write_bytes(before)
 

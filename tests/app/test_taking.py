@@ -20,6 +20,7 @@ from backupd.backup.commit import BackupSpec
 from backupd.cli.main import main
 from backupd.model.backup import BackupRecord
 from backupd.model.errors import RefusedError
+from backupd.model.manifest import encode_header
 from storage import layout
 from tests.app.logstore import SERVER, wired
 from tests.e2e import house as houses
@@ -44,11 +45,15 @@ def test_a_row_that_was_taken_in_gives_way_to_that_of_the_run_where_the_manifest
         raw = stream.read()
     assert adopt_unknown(wiring, there) == [backup_id(1)]
     taken_in = wiring.catalog.backups.get(backup_id(1))
-    assert taken_in.manifest == ""
+    assert (taken_in.manifest, taken_in.foreign) == ("", True)
     spec: Any = SimpleNamespace(destinations=(there,))
-    mine = replace(taken_in, manifest=hashlib.sha256(raw).hexdigest(), warnings=("what the run knows",))
+    mine = replace(taken_in, manifest=hashlib.sha256(raw).hexdigest(), found="", foreign=False,
+                   warnings=("what the run knows",))
     add_row(wiring, cast("BackupSpec", spec), mine)
     assert wiring.catalog.backups.get(backup_id(1)) == mine
+    wiring.catalog.backups.remove(backup_id(1))
+    assert adopt_unknown(wiring, there) == [backup_id(1)]
+    assert not wiring.catalog.backups.get(backup_id(1)).foreign, "it is known that it was committed here"
     there.put(key, io.BytesIO(raw + b" "))
     with pytest.raises(RefusedError, match="is not the one that was stored just now"):
         add_row(wiring, cast("BackupSpec", spec), mine)
@@ -79,3 +84,14 @@ def test_a_backup_that_a_parallel_process_adopts_succeeds_with_the_row_of_its_ru
     assert listed["state"] == "complete"
     assert house.fsck() == []
     assert house.run("verify", houses.SERVER).code == 0
+
+
+def test_a_run_that_died_before_it_wrote_its_row_is_known_by_what_it_announced(wiring: Wiring) -> None:
+    there = wiring.destination("local")
+    header = Stock(there, server=SERVER).add(1, {"a": b"a"})
+    wiring.catalog.backups.announce(header.backup_id, hashlib.sha256(encode_header(header)).hexdigest())
+    other = Stock(there, server=SERVER).add(2, {"b": b"b"})
+    wiring.catalog.backups.announce(other.backup_id, "0" * 64)  # its run died, and somebody put another manifest there
+    assert adopt_unknown(wiring, there) == [header.backup_id, other.backup_id]
+    assert [record.id for record in wiring.catalog.backups.list(SERVER)] == [header.backup_id]
+    assert wiring.catalog.backups.get(other.backup_id).foreign

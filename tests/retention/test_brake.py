@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from backupd.app.adopt import adopt
 from backupd.app.deletion import delete, sweep_destination, undelete
 from backupd.app.retention import apply, make_room, relieve
 from backupd.app.sighted import unconfirmed
@@ -105,6 +106,8 @@ def test_two_installations_with_rules_of_their_own_leave_what_neither_lets_go(
         pair: Callable[[str, str], tuple[Shelf, Shelf]]) -> None:
     one, two = pair("{local: {keep_fulls: 4}}", "{local: {keep_fulls: 5}}")
     ids = one.daily(6)
+    assert apply(two.wiring, SERVER, two.run()).marked["local"] == (), "nothing of somebody else's is for its rules"
+    assert len(adopt(two.wiring, [SERVER])) == 6
     # The second one takes them in with the times of their manifests, all alike; the ids decide.
     assert apply(two.wiring, SERVER, two.run()).marked["local"] == (ids[5],)
     assert apply(one.wiring, SERVER, one.run()).marked["local"] == (ids[4],)

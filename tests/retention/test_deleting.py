@@ -249,7 +249,7 @@ def test_a_lost_catalog_does_not_make_known_damage_good(shelf: Make, empty: Cata
     rot(one, b"rotten")
     other = dataclasses.replace(one.wiring, catalog=empty)
     assert set(adopt_unknown(other, one.at())) == {good, bad}
-    states = {record.id: (record.state, record.copies[0].state) for record in empty.backups.list()}
+    states = {record.id: (record.state, record.copies[0].state) for record in empty.backups.list(foreign=True)}
     assert states == {good: (BackupState.COMPLETE, "complete"), bad: (BackupState.DAMAGED, "damaged")}
 
 

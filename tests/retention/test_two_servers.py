@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from backupd.app.adopt import FOREIGN, adopt_unknown
+from backupd.app.adopt import FOREIGN, adopt, adopt_unknown
 from backupd.app.checkup import check
 from backupd.app.deletion import delete
 from backupd.app.retention import apply
@@ -29,13 +30,13 @@ def of(one: Shelf, name: str, uuid: str, *, made: bool = True) -> str:
     found = read(one.at(), SERVER, name)
     assert found is not None
     assert isinstance(found.header, Header)
-    ended = found.header.finished_at
+    record = one.catalog.backups.get(name)
+    ended = record.finished_at if made else found.header.finished_at
+    document = encode_header(replace(found.header, server_uuid=uuid, started_at=ended, finished_at=ended))
+    put(one.at(), layout.manifest_key(SERVER, name), document)
     if made:
-        record = one.catalog.backups.get(name)
-        one.catalog.backups.add(replace(record, server_uuid=uuid, manifest="f" * 64), replace=True)
-        ended = record.finished_at
-    header = replace(found.header, server_uuid=uuid, started_at=ended, finished_at=ended)
-    put(one.at(), layout.manifest_key(SERVER, name), encode_header(header))
+        digest = hashlib.sha256(document).hexdigest()
+        one.catalog.backups.add(replace(record, server_uuid=uuid, manifest=digest), replace=True)
     return name
 
 
@@ -89,6 +90,9 @@ def test_the_last_own_backup_is_not_deleted_by_hand_because_a_strange_one_is_the
     theirs = strange(one, 2, days=1)
     with pytest.raises(RefusedError, match="only restorable"):
         delete(one.wiring, ours, now=False)
+    with pytest.raises(RefusedError, match="is foreign"):
+        delete(one.wiring, theirs, now=False)
+    assert [found.id for found in adopt(one.wiring, [theirs])] == [theirs]
     delete(one.wiring, theirs, now=False)
     assert one.marked() == {theirs}
 
