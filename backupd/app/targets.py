@@ -5,10 +5,11 @@ Catalog rows tell in which segment a place must lie; then that one's sealed inde
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 from backupd.app.identity import own_branches
@@ -41,6 +42,8 @@ _LOOK_BACK = 500
 _RESTARTED = (Ending.STOPPED, Ending.CRASHED, Ending.CUT)
 _TOLD = 20
 """Doubtful transactions that are named one by one."""
+_AHEAD = timedelta(days=1)
+"""More than clocks and time zones of servers are ever wrong by."""
 
 
 def history(wiring: Wiring, server: ServerSettings, *, exact: bool = True) -> History | None:
@@ -65,6 +68,7 @@ class Targets:
     def __init__(self, wiring: Wiring, server: str, branches: Iterable[Branch], *, prefer: Sequence[str] = (),
                  exact: bool = True) -> None:
         self._exact = exact
+        self._clock = wiring.clock
         self._binlogs = wiring.catalog.binlogs
         self._server = server
         self._branches = {branch.id: branch for branch in branches}
@@ -74,20 +78,29 @@ class Targets:
 
     def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime) -> Stop | None:
         at: datetime | None = None
+        undated: Met | None = None  # the first behind the last that certainly belongs before the moment
+        latest = self._latest()
         for record in self._log.records(branch, start, end):
             if not record.segment.transactions:
                 continue
             last_at = record.segment.last_at
             if _is_later(record, moment):
                 for met in self._log.met(record, start, end):
+                    if met.transaction.at > latest:
+                        undated = undated or met
+                        continue
                     if met.transaction.at > moment:
-                        return self._before(met, at)
-                    at = met.transaction.at
+                        return self._before(undated or met, at)
+                    undated, at = None, met.transaction.at
             elif (record.key.number, record.key.start) >= start:
-                at = last_at
+                undated, at = None, last_at
             else:
                 at = next((met.transaction.at for met in reversed(list(self._log.met(record, start, end)))), None)
         return None
+
+    def _latest(self) -> datetime:
+        """A transaction with a later time than this did not commit then: its session set it (SET timestamp)."""
+        return self._clock() + _AHEAD
 
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
         if before:
@@ -136,10 +149,11 @@ class Targets:
                 break
             begin = end = record.key.number, record.key.start
         found: Met | None = None
+        latest = self._latest()
         for met in self._log.each(branch, begin, place, lambda record: _is_later(record, moment)):
             if met.transaction.at <= since:
                 found = None
-            elif met.transaction.at > moment:
+            elif moment < met.transaction.at <= latest:
                 found = found or met
         return self._before(found, found.before.at if found.before else None) if found else None
 
@@ -158,9 +172,19 @@ class Targets:
                   "commits overtook each other) and is not replayed"
                   for met in self._log.each(branch, stop, end, lambda record: _before_moment(record, moment))
                   if met.transaction.at <= moment]
-        lines += turned[:_TOLD]
-        if len(turned) > _TOLD:
-            lines.append(f"and {len(turned) - _TOLD} more like these")
+        latest = self._latest()
+        ahead = [f"{met.text}: its session set that time, which is still to come; it is replayed, as it lies before "
+                 "the target's place"
+                 for met in self._log.each(branch, start, stop, lambda record: _is_later(record, latest))
+                 if met.transaction.at > latest]
+        ahead += [f"{met.text}: its session set that time, which is still to come; it lies at the target's place and "
+                  "is not replayed" for met in itertools.takewhile(
+                      lambda met: met.start[0] == stop[0] and met.transaction.at > latest,
+                      self._log.each(branch, stop, end, lambda record: _is_later(record, latest)))]
+        for like in (turned, ahead):
+            lines += like[:_TOLD]
+            if len(like) > _TOLD:
+                lines.append(f"and {len(like) - _TOLD} more like these")
         return tuple(lines)
 
     def material(self, leg: RouteLeg, stop: Stop) -> Material:

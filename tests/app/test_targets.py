@@ -92,6 +92,24 @@ def test_whole_seconds_and_clocks_that_went_back_leave_doubts_that_are_named(she
     assert shelved.targets.doubts(BRANCH, (1, 300), (2, 500), (2, 700), BASE + timedelta(seconds=7)) == ()
 
 
+def test_a_time_that_a_session_set_into_the_future_ends_no_replay_and_is_named(shelved: Shelved, keys: Keys) -> None:
+    put(shelved.shelf, keys, 3, 0, 900, Ending.OPEN, [
+        transaction(9, 150, 250, 13), transaction(10, 250, 400, 10**9), transaction(11, 400, 500, 14),
+        transaction(12, 500, 600, 10**9), transaction(13, 600, 700, 20)], "0-1-8", "0-1-13")
+    moment = BASE + timedelta(seconds=15)
+    stop = shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), moment)
+    assert stop is not None
+    assert (stop.file, stop.pos, stop.next_gtid) == ("bin.000003", 500, "0-1-12")
+    assert stop.at == BASE + timedelta(seconds=14)
+    before, behind = shelved.targets.doubts(BRANCH, (1, 300), (3, 500), (3, 900), moment)
+    assert "0-1-10 at bin.000003:250" in before
+    assert "it is replayed" in before
+    assert "0-1-12 at bin.000003:500" in behind
+    assert "not replayed" in behind
+    late = BASE + timedelta(seconds=30)
+    assert shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), late) is None
+
+
 def test_a_gtid_lies_where_it_begins_or_where_all_of_it_is_executed(shelved: Shelved) -> None:
     before = shelved.targets.stop_for_gtid(BRANCH, "0-1-7", before=True)
     assert before is not None
