@@ -218,7 +218,7 @@ class Spool:
             last = self.newest()
             if last is not None and last.ended is None:
                 self.end(last, Ending.CUT)
-            left, seen = self._now().left, self._now().seen
+            left, seen = self._now().left, self.seen()
             if last is not None and end is not None and seen is not None:
                 was = Left(end, fingerprint_of(last.path, last.branch, last.number, end.pos), seen)
                 left = (*(one for one in left if one.seen.server_uuid != seen.server_uuid), was)
