@@ -27,7 +27,7 @@ NAMES = {
     "server": "SERVER", "into": "SERVER", "place": "DESTINATION", "to": "DESTINATION", "backup_id": "BACKUP",
     "job_id": "JOB", "raise_id": "JOB", "table_set": "SET", "recipient": "RECIPIENT", "challenge_id": "CHALLENGE",
     "incident": "INCIDENT", "branch": "BRANCH", "drop": "RESTORE", ("token revoke", "token"): "TOKEN",
-    ("policy example", "name"): "EXAMPLE", "target": "TARGET"}
+    ("policy example", "name"): "EXAMPLE", ("catalog adopt", "names"): "BACKUP", "target": "TARGET"}
 """What parameters name, by the parameter or by command and parameter."""
 
 OTHERS = {
