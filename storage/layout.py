@@ -23,6 +23,7 @@
     binlogs/<server>/<branch>/<segment>/index-<n>.zst.gpg        its transactions, sealed
     <manifest.json, segment.json, branch.json>.sig  a detached signature of the document, put before it
     <proofs, catalog, configuration/...>.sig        the same
+    heads/<server>/head.json                        how far a server's history had come, and when; signed
     proofs/<server>/<id>.zst.gpg                    a test restore's proof, or a witness, sealed
     catalog/<time>-<installation>-<catalog>.zst.gpg a copy of the catalog, sealed
     configuration/<time>-<installation>.tar.zst.gpg a copy of configuration and policies, sealed
@@ -55,6 +56,7 @@ QUARANTINE = "quarantine/"
 MARKS = "marks/"
 HELD = "held/"
 BINLOGS = "binlogs/"
+HEADS = "heads/"
 PROOFS = "proofs/"
 CATALOGS = "catalog/"
 CONFIGURATIONS = "configuration/"
@@ -76,6 +78,7 @@ SIGNATURE = ".sig"
 _OBJECT = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 _HELD_ALL = HELD + "all/servers.json"
 _HELD_SERVER = "server.json"
+_HEAD = "head.json"
 _SEGMENT = re.compile(r"(\d{10})-(\d{12})-(\d{12})")
 _PIECE = ".piece"
 _SEALED_LOG = re.compile(r"(?:part-\d{5,}(?:\.piece)?|index-\d{5,})\.zst\.gpg")
@@ -278,6 +281,11 @@ def branch_of(key: str) -> tuple[str, str] | None:
 
 # Signatures
 
+def head_key(server: str) -> str:
+    """Where a server's head lies."""
+    return f"{HEADS}{server}/{_HEAD}"
+
+
 def signature_key(key: str) -> str:
     """Where the signature of the document under ``key`` lies."""
     return key + SIGNATURE
@@ -285,8 +293,8 @@ def signature_key(key: str) -> str:
 
 def signed_of(key: str) -> str | None:
     """The server that the document of record under ``key`` is about: a manifest, a segment's or a branch's description,
-    a proof or a witness; ``*`` for a copy of a catalog or of a configuration, which is about all of them; None for
-    anything else. These are signed, and with their digests everything else is."""
+    a head, a proof or a witness; ``*`` for a copy of a catalog or of a configuration, which is about all of them; None
+    for anything else. These are signed, and with their digests everything else is."""
     if copy_of(key) is not None:
         return EVERY_SERVER
     proof = proof_of(key)
@@ -294,7 +302,8 @@ def signed_of(key: str) -> str | None:
         return proof[0]
     parts = key.split("/")
     ours = (len(parts) == 4 and (parts[0] + "/", parts[3]) in {(SERVERS, MANIFEST), (BINLOGS, BRANCH)}) or (
-        len(parts) == 5 and (parts[0] + "/", parts[4]) == (BINLOGS, SEGMENT))
+        len(parts) == 5 and (parts[0] + "/", parts[4]) == (BINLOGS, SEGMENT)) or (
+        len(parts) == 3 and (parts[0] + "/", parts[2]) == (HEADS, _HEAD))
     return parts[1] if ours and is_name(parts[1]) else None
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from backupd.app.configcopy import configuration_tar
 from backupd.app.copycheck import HERE, Rotten, Turn, of_server, tell
 from backupd.app.copynote import CopyNote
+from backupd.app.heads import renew_or_tell
 from backupd.app.incidents import Incidents, Pair
 from backupd.app.logs import say
 from backupd.app.proofkeeping import keep_proofs
@@ -83,6 +84,7 @@ class Copied:
 def after_job(wiring: Wiring, *, turn: Turn | None = None) -> None:
     """After a backup or a test restore: what is missing at the destinations is put. Never raises for their sake: what
     fails is an event, and is tried again after the next job. ``turn``: what is read again, too."""
+    renew_or_tell(wiring)
     try:
         told = write_copies(wiring, turn=turn, wait=WAIT)
     except BusyError:

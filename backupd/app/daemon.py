@@ -24,6 +24,7 @@ from backupd.app.auditing import audit, by_itself
 from backupd.app.brokenpolicies import left_out, refuse_newly_broken, tell_policies
 from backupd.app.clockwatch import ClockWatch, Jump
 from backupd.app.filling import FillingWatch
+from backupd.app.heads import HeadWatch
 from backupd.app.housekeeping import Housekeeper
 from backupd.app.jobs import abandon_dead
 from backupd.app.logs import say
@@ -134,9 +135,10 @@ class Daemon:
                 return 0
             alerts = stack.enter_context(AlertWatch(self._wiring, self._well))  # before anything happens
             worker = stack.enter_context(Worker(self._wiring))
+            heads = stack.enter_context(HeadWatch(self._wiring))
             self._parts = (alerts, worker)
             watches = (stack.enter_context(StreamWatch(self._wiring)), stack.enter_context(ApiWatch(self._wiring)),
-                       alerts)
+                       alerts, heads)
             alarm = stack.enter_context(AlarmClock(self._waker.wake))
             self._begin()
             while not self._wishes.stops:

@@ -61,7 +61,8 @@ class Rebuilt:
     catalog are that were used; ``history``: rows that came from them; ``problems``: what could not be read, or is
     not what was stored, in words. ``bound``, ``unbound``: of how many backups what they tell in the clear was compared
     with what was sealed, and of how many (format 1) nothing shows whether it was changed; of those that are ``closed``
-    nobody knows. ``foreign``: ids of those that were not adopted.
+    nobody knows. ``foreign``: ids of those that were not adopted. ``heads``: what the head
+    of each server says at each destination; why one may have been turned back is a problem.
     """
 
     destination: str
@@ -79,6 +80,7 @@ class Rebuilt:
     bound: int = 0
     unbound: int = 0
     foreign: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -87,7 +89,7 @@ class Rebuilt:
             "witnesses": self.witnesses, "holds": self.holds,
             "catalog_of": [format_time(moment) for moment in self.catalog_of], "history": self.history,
             "problems": list(self.problems), "bound": self.bound, "unbound": self.unbound,
-            "foreign": list(self.foreign)}
+            "foreign": list(self.foreign), "heads": list(self.heads)}
 
 
 def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, adopt: bool = False) -> Rebuilt:

@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from backupd.alerts.letter import Letter
 from backupd.alerts.report import PlaceLine, ServerLine, report
 from backupd.app.channels import site_of, working, written
+from backupd.app.heads import noted
 from backupd.app.overview import PlaceView, ServerOverview, overview, places
 from backupd.app.schedule import next_runs
 from backupd.app.trust import recovery_page, signed_servers
 from backupd.app.wiring import Wiring
+from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError
 from backupd.model.incident import MessageKind
 
@@ -50,6 +52,8 @@ def _noted(wiring: Wiring) -> Iterator[tuple[str, str]]:
     """What would show that somebody has turned back or replaced what is stored."""
     for newest in wiring.catalog.audit.list(limit=1):
         yield "audit", f"{newest.number} entries, the newest with digest {newest.digest}"
+    for server, head in sorted(noted(wiring).items()):
+        yield f"head of {server}", f"counter {head.counter}, of {format_time(head.at)}"
     if signed_servers(wiring.settings):
         try:
             page = recovery_page(wiring.settings)

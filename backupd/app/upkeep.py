@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -28,13 +30,18 @@ class Upkeep:
     def __init__(self, wiring: Wiring, actor: Actor) -> None:
         self._wiring, self._actor = wiring, actor
 
-    def rebuild(self, destination: str, report: Report, *, merge: bool = False, adopt: bool = False) -> Rebuilt:
+    def rebuild(self, destination: str, report: Report, *, merge: bool = False, adopt: bool = False,
+                failed_at: datetime | None = None, counters: Mapping[str, int] | None = None) -> Rebuilt:
         """The catalog from what lies at one destination; ``merge``: into one that is not empty; ``adopt``: what that
-        did not know counts as ours, too."""
+        did not know counts as ours, too; ``failed_at``, ``counters``: what shows whether the place was turned back
+        (see ``heads.compare``)."""
+        from backupd.app.heads import compare
         from backupd.app.rebuild import rebuild
 
         with deed(self._wiring, self._actor, "catalog-rebuilt", subject=destination, detail="merged" if merge else ""):
-            return rebuild(self._wiring, destination, report, merge=merge, adopt=adopt)
+            seen = compare(self._wiring, failed_at=failed_at, counters=counters)
+            done = rebuild(self._wiring, destination, report, merge=merge, adopt=adopt)
+            return replace(done, heads=seen.lines, problems=(*done.problems, *seen.suspicions))
 
     def adopt(self, names: Sequence[str]) -> tuple[Adopted, ...]:
         """Foreign backups, or all those of servers: they count as ours from now on."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.options import Config, Json, remember
+from backupd.cli.options import Config, Json, moment, remember
 from backupd.cli.session import session
+from backupd.model.errors import UsageError
 
 if TYPE_CHECKING:
     from backupd.app.rebuild import Rebuilt
@@ -45,6 +47,16 @@ def rebuild(
         bool, typer.Option("--adopt", help="With --into-existing: backups that the catalog did not know count as taken "
                                            "by this installation. Without it they are foreign.")
     ] = False,
+    failed_at: Annotated[
+        datetime | None,
+        typer.Option("--failed-at", parser=moment, metavar="TIME", show_default=False,
+                     help="Until when backups were taken: an older store was possibly rolled back.")
+    ] = None,
+    counter: Annotated[
+        list[str] | None,
+        typer.Option("--counter", metavar="SERVER=N", show_default=False,
+                     help="The counter of a server in the last report mail; may be repeated.")
+    ] = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
@@ -57,7 +69,8 @@ def rebuild(
 
     with session(context, config, as_json, opening="makes") as run:
         with reporting() as report:
-            done = run.service.upkeep.rebuild(place, report, merge=into_existing, adopt=adopt_all)
+            done = run.service.upkeep.rebuild(place, report, merge=into_existing, adopt=adopt_all, failed_at=failed_at,
+                                              counters=_counters(counter or []))
         run.screen.done = "the catalog was rebuilt"
         run.screen.document(done.as_json())
         _show(run.screen, done)
@@ -133,6 +146,16 @@ def sign(
             raise typer.Exit(1)
 
 
+def _counters(given: list[str]) -> dict[str, int]:
+    found = {}
+    for text in given:
+        server, _, number = text.rpartition("=")
+        if not server or not number.isascii() or not number.isdigit():
+            raise UsageError(f"--counter {text}: it must be SERVER=N", hint="as the last report mail tells it")
+        found[server] = int(number)
+    return found
+
+
 def _show(screen: Screen, done: Rebuilt) -> None:
     screen.line(f"{done.backups} backups, {done.segments} binary logs in {done.branches} branches, {done.proofs} "
                 f"proofs, {done.witnesses} witnesses, {done.holds} holds")
@@ -148,7 +171,9 @@ def _show(screen: Screen, done: Rebuilt) -> None:
     if done.closed:
         screen.line(f"{done.closed} backups have no position, because no private key was at hand: with "
                     "restore.gnupg_home in the configuration, run it again with --into-existing", style="yellow")
-    for moment in done.catalog_of:
-        screen.line(f"jobs, events and schedules are those of the copy of {moment:%Y-%m-%d %H:%M:%S} UTC")
+    for copied in done.catalog_of:
+        screen.line(f"jobs, events and schedules are those of the copy of {copied:%Y-%m-%d %H:%M:%S} UTC")
+    for line in done.heads:
+        screen.line(line)
     for problem in done.problems:
         screen.line(problem, style="yellow")

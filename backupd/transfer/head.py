@@ -1,0 +1,75 @@
+"""The head of a server's history: a small signed document that says how far it had come, and when.
+
+Signatures show that a document is ours, not that it is the newest: whoever can write to a place can bring back all of
+an older state. So each destination holds a head with a counter that only rises, put anew with each backup and every
+quarter of an hour. One head names the one before it by its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from backupd.model.clock import format_time, parse_time
+from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.errors import DamagedError, ObjectMissingError
+from backupd.transfer.manifestio import get_bytes, put_bytes
+from storage import layout
+from storage.destination import Destination
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """``before``: SHA-256 of the head before it, "" of the first; ``newest``: the id of the newest backup, "" where
+    there is none, and ``backups`` how many there are; ``audit_entries``, ``audit_digest``: of the catalog's audit."""
+
+    server: str
+    counter: int
+    at: datetime
+    before: str = ""
+    newest: str = ""
+    backups: int = 0
+    audit_entries: int = 0
+    audit_digest: str = ""
+
+
+def encode(head: Head) -> bytes:
+    return json.dumps({
+        "format": FORMAT, "server": head.server, "counter": head.counter, "at": format_time(head.at),
+        "before": head.before, "newest": head.newest, "backups": head.backups,
+        "audit": {"entries": head.audit_entries, "digest": head.audit_digest}}, sort_keys=True).encode()
+
+
+def decode(raw: bytes, server: str) -> Head:
+    """Raises DamagedError, also for the head of another server."""
+    try:
+        document: dict[str, Any] = parsed(raw, limit=NOTE_LIMIT)
+        if document["format"] != FORMAT or document["server"] != server:
+            raise ValueError(f"it is of format {document['format']!r} and of server {document['server']!r}")
+        audit = document["audit"]
+        return Head(server, int(document["counter"]), parse_time(document["at"]), str(document["before"]),
+                    str(document["newest"]), int(document["backups"]), int(audit["entries"]), str(audit["digest"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"the head of {server} cannot be read", [f"{layout.head_key(server)}: {error}"]) from error
+
+
+def read(destination: Destination, server: str) -> Head | None:
+    """None where there is none. Raises DamagedError, also where it is not believed; DestinationError."""
+    try:
+        return decode(get_bytes(destination, layout.head_key(server)), server)
+    except ObjectMissingError:
+        return None
+
+
+def put(destination: Destination, head: Head) -> None:
+    """Raises DestinationError, KeyUnusableError."""
+    put_bytes(destination, layout.head_key(head.server), encode(head))
+
+
+def digest(head: Head) -> str:
+    return hashlib.sha256(encode(head)).hexdigest()

@@ -1,0 +1,170 @@
+"""Whoever turns a store back to an older state of its own: every byte is true, and signed, only the newest are gone."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backupd.app import heads
+from backupd.app.bootstrap import after_job
+from backupd.app.heads import HeadWatch, compare, noted
+from backupd.app.reporting import report_now
+from backupd.app.service import Service
+from backupd.app.trust import signing
+from backupd.app.wiring import Wiring
+from backupd.catalog.session import open_catalog
+from backupd.model.clock import format_time
+from backupd.model.progress import silent
+from backupd.transfer.head import digest, read
+from storage import layout
+from storage.filesystem import FilesystemDestination
+from tests.app.house import Clock, at
+from tests.app.logstore import SERVER, wired
+from tests.app.signedstore import signing as signing_house
+from tests.catalog.samples import backup
+from tests.support.keys import Keys
+from tests.transfer.stock import Stock
+
+PLACES = ("local", "offsite")
+
+
+@pytest.fixture
+def house(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
+    with wired(tmp_path, keys) as plain, signing_house(replace(plain, clock=Clock(at("2026-11-21T12:00Z")))) as wiring:
+        yield wiring
+
+
+def taken(wiring: Wiring, number: int) -> None:
+    """A signed backup at both places, and what follows each job."""
+    for place in PLACES:
+        Stock(wiring.destination(place), server=SERVER).add(number, {"a": b"%d" % number})
+    wiring.catalog.backups.add(backup(number, server=SERVER))
+    after_job(wiring)
+
+
+def later(wiring: Wiring, minutes: int) -> None:
+    clock = wiring.clock
+    assert isinstance(clock, Clock)
+    clock.now += timedelta(minutes=minutes)
+
+
+def turned_back(wiring: Wiring, tmp_path: Path, places: tuple[str, ...]) -> str:
+    """A day with two backups, at whose end ``places`` are brought back to what they were after the first; when that
+    was. Head, manifests, objects and signatures are all of then."""
+    taken(wiring, 1)
+    then = format_time(wiring.clock())
+    for place in places:
+        shutil.copytree(tmp_path / place, tmp_path / f"{place}.then", symlinks=True)
+    later(wiring, 120)
+    taken(wiring, 2)
+    for place in places:
+        shutil.rmtree(tmp_path / place)
+        (tmp_path / f"{place}.then").rename(tmp_path / place)
+    later(wiring, 10)
+    return then
+
+
+def rebuilt(wiring: Wiring, tmp_path: Path, **more: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a new catalog is told by a rebuild from ``local``: heads, problems."""
+    with open_catalog(f"sqlite:///{tmp_path}/new.db") as catalog:
+        service = Service(Wiring(wiring.settings, catalog, wiring.clock), "")
+        done = service.upkeep.rebuild("local", silent, **more)  # type: ignore[arg-type]  # tests give any of them
+    return done.heads, done.problems
+
+
+def test_a_head_is_put_with_each_backup_signed_counted_and_chained(house: Wiring) -> None:
+    signer = signing(house.settings).key
+    assert signer
+    taken(house, 1)
+    first = read(house.destination("local"), SERVER)
+    assert first is not None
+    assert (first.counter, first.before, first.backups, first.at) == (1, "", 1, house.clock())
+    taken(house, 2)
+    assert read(house.destination("local"), SERVER) == first, "at most once a minute"
+    later(house, 1)
+    after_job(house)
+    second = read(house.destination("offsite"), SERVER)
+    assert second is not None
+    assert (second.counter, second.before, second.backups) == (2, digest(first), 2)
+    assert read(house.destination("local"), SERVER) == second
+    for place in PLACES:
+        house.destination(place).stat(layout.signature_key(layout.head_key(SERVER)))
+
+
+def test_what_a_renewal_costs_at_each_place(house: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken(house, 1)
+    later(house, 15)
+    asked: list[str] = []
+    for name in ("put", "get"):
+        before = getattr(FilesystemDestination, name)
+
+        def counted(self: FilesystemDestination, key: str, *args: Any, _name: str = name, _before: Any = before,
+                    **more: Any) -> Any:
+            asked.append(f"{_name} {self.name}")
+            return _before(self, key, *args, **more)
+
+        monkeypatch.setattr(FilesystemDestination, name, counted)
+    heads.renew(house)
+    assert {one: asked.count(one) for one in asked} == {
+        f"{what} {place}": count for place in PLACES for what, count in (("put", 3), ("get", 4))}
+
+
+def test_the_service_renews_it_every_quarter_of_an_hour(house: Wiring) -> None:
+    watch = HeadWatch(house)
+    watch.step()
+    for minutes, counter in ((10, 1), (5, 2), (14, 2), (1, 3)):
+        later(house, minutes)
+        watch.step()
+        assert noted(house)[SERVER].counter == counter
+
+
+def test_one_place_that_was_turned_back_is_known_by_the_other(house: Wiring, tmp_path: Path) -> None:
+    then = turned_back(house, tmp_path, ("local",))
+    lines, problems = rebuilt(house, tmp_path)
+    assert any(line.startswith(f"head of {SERVER} at local: counter 1, of {then}, 2h 10m ago") for line in lines), lines
+    (said,) = [problem for problem in problems if "rolled back" in problem]
+    assert said.startswith(f"local was possibly rolled back to {then}: its head of {SERVER} has counter 1, that of "
+                           "offsite 2")
+    assert "rebuild from offsite" in said
+
+
+def test_a_store_that_was_turned_back_as_a_whole_is_known_by_the_time_and_by_the_report(
+        house: Wiring, tmp_path: Path) -> None:
+    then = turned_back(house, tmp_path, PLACES)
+    quiet = compare(house)
+    assert (len(quiet.lines), quiet.suspicions) == (2, ()), "nothing in the store says so"
+    noted_rows = {str(row[0]): str(row[1]) for grid in report_now(house, house.clock()).grids for row in grid.rows}
+    counter = noted_rows[f"head of {SERVER}"]
+    assert counter.startswith("counter 2, of ")
+    _lines, problems = rebuilt(house, tmp_path, failed_at=house.clock(), counters={SERVER: 2})
+    assert sum(f"the store was possibly rolled back to {then}" in problem for problem in problems) == 2
+    just_then = compare(house, failed_at=house.clock() - timedelta(minutes=130 - 15), counters={SERVER: 1})
+    assert just_then.suspicions == (), "who failed then has lost nothing"
+
+
+def test_a_head_of_another_server_of_nobody_or_without_signature_is_not_believed(house: Wiring, tmp_path: Path) -> None:
+    taken(house, 1)
+    file = tmp_path / "local" / layout.head_key(SERVER)
+    file.write_bytes(file.read_bytes().replace(b'"counter": 1', b'"counter": 9'))
+    (said,) = compare(house).suspicions
+    assert f"the head of {SERVER} at local is not believed" in said
+    assert "altered after it had been signed" in said
+    Path(f"{file}.sig").unlink()
+    assert "has no signature" in compare(house).suspicions[0]
+    later(house, 2)
+    assert heads.renew(house) == 1
+    assert (compare(house).suspicions, noted(house)[SERVER].counter) == ((), 2)
+
+
+def test_a_counter_goes_on_where_the_spool_was_lost(house: Wiring) -> None:
+    taken(house, 1)
+    (house.settings.spool / "heads.json").unlink()
+    later(house, 2)
+    heads.renew(house)
+    assert noted(house)[SERVER].counter == 2
