@@ -24,6 +24,7 @@ from backupd.model.errors import (
     NotFoundError,
     RefusedError,
     TamperedError,
+    UnknownNameError,
 )
 from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header, encode_header
@@ -34,6 +35,7 @@ from backupd.transfer.keeping import kept_at
 from backupd.transfer.manifestio import load_body, load_header
 from backupd.transfer.remove import is_whole, marks
 from backupd.transfer.signed import SignedDestination
+from policies.problems import suggestion
 from storage.destination import Destination
 
 FOREIGN = Pair("foreign-backups", "foreign-backups-gone")
@@ -117,7 +119,12 @@ def adopt(wiring: Wiring, names: Sequence[str]) -> tuple[Adopted, ...]:
     for name in names:
         some = [one for one in foreign.values() if name in (one.id, one.server)]
         if not some and name not in wiring.settings.servers:
-            wiring.catalog.backups.get(name)
+            try:
+                wiring.catalog.backups.get(name)
+            except NotFoundError as error:
+                known = [*(one.id for one in wiring.catalog.backups.list(foreign=True)), *wiring.settings.servers]
+                raise UnknownNameError(f"there is no backup or server {name}{suggestion(name, known)}",
+                                       hint="`backupd backups` lists those that are known") from error
             raise RefusedError(f"backup {name} is not foreign", hint="`backupd backups` shows which are")
         chosen |= {one.id: one for one in some}
     looked = [Adopted(one.id, one.server, _looked(wiring, one)) for one in chosen.values()]
