@@ -30,7 +30,7 @@ from restore.fetch import default_workers, sync_filesystem
 from restore.gate import NO_GATE, Gate, through
 from restore.logs import Logs
 from restore.occupancy import not_looked_at, refuse_nested, refuse_non_empty, refuse_occupied
-from restore.ownership import find_account
+from restore.ownership import find_account, worker_account
 from restore.place import clear, close_datadir, place
 from restore.plan import STEP_NAMES, bytes_of
 from restore.refusals import Programs, find_programs, refuse_no_room, remarks
@@ -39,7 +39,7 @@ from restore.replication import replica_remarks
 from restore.rollforward import Means, RolledForward, goal_of
 from restore.sources import Loaded, load_chain, pinned
 from restore.spec import RestoreOutcome, RestoreSpec
-from restore.staging import choose_site, exclusive, read_state, refuse_foreign_staging, workable, write_state
+from restore.staging import choose_site, exclusive, passable, read_state, refuse_foreign_staging, workable, write_state
 from restore.start import (
     look_folder,
     looked_at,
@@ -283,7 +283,7 @@ class _Restore:
         site, state = self._site, self._state
         self._remember(replace(state, stage="replaying"))
         rolled = roll_staged(
-            work, site, logs, chain=chain, programs=programs, account=self._account, options=state.options,
+            work, site, logs, chain=chain, programs=programs, account=worker_account(), options=state.options,
             place=state.place, run_folder=look_folder(state.restore_id), size=_data_bytes(chain))
         shutil.rmtree(site.folder / "binlogs", ignore_errors=True)
         sync_filesystem(site.folder)
@@ -296,7 +296,7 @@ class _Restore:
     def _build(self, chain: Sequence[Loaded], programs: Programs, clock: Clock) -> None:
         spec = self._spec
         backups = [(spec.server, backup_id) for backup_id in spec.chain]
-        with pinned(self._destinations, spec.restore_id, backups, clock=clock) as said:
+        with passable(self._site), pinned(self._destinations, spec.restore_id, backups, clock=clock) as said:
             self._warnings += said
             built = build(
                 chain,

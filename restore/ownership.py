@@ -7,7 +7,8 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.model.errors import RefusedError
+from backupd.engine.sandbox import worker
+from backupd.model.errors import DamagedError, RefusedError
 from backupd.process.otherfolders import give, give_in
 
 FILE_MODE = 0o660
@@ -38,6 +39,23 @@ def find_account(name: str) -> Account:
             f"only root may give files to the user {name!r}", hint=f"run the restore as root or as {name}"
         )
     return Account(name, found.pw_uid, found.pw_gid)
+
+
+def worker_account() -> Account:
+    """Whose copies are while programs work on them: not yet the server's, under whose user others live. Raises
+    RefusedError where there is no such user."""
+    name = worker()
+    return find_account(name if name is not None else pwd.getpwuid(os.geteuid()).pw_name)
+
+
+def refuse_links(folder: Path) -> None:
+    """Raises DamagedError for links in ``folder``, where a program worked on what may be forged: they would lead us,
+    who have more power than it had, to other files. No server and no tool makes any there."""
+    found = [str(Path(root, name)) for root, folders, files in os.walk(folder) for name in (*folders, *files)
+             if Path(root, name).is_symlink()]
+    if found:
+        raise DamagedError(f"links appeared in {folder} while a program worked there", found[:20],
+                           hint="nothing was put in place; the backup is not what a server gave: look who wrote it")
 
 
 def hand_over(folder: Path, account: Account, *, folder_mode: int) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 
+from backupd.engine.backupcnf import keep_known
 from backupd.engine.physical import LeftOut, PhysicalTool, nothing
 from backupd.engine.preparation import innodb_place
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Position, Receipts
 from backupd.process.run import run
+from restore.ownership import FOLDER_MODE, hand_over, refuse_links, worker_account
 
 
 def prepare(
@@ -35,6 +37,11 @@ def prepare(
     """
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     steps = tool.prepare(base, increments, memory=memory)
+    account = worker_account()
+    if steps:
+        keep_known(base)
+    for folder in (base, *increments):
+        hand_over(folder, account, folder_mode=FOLDER_MODE)
     told: list[str] = []
     for number, step in enumerate(steps, start=1):
         report(Progress("prepare", files_done=number - 1, files_total=len(steps), note=step.title))
@@ -42,6 +49,7 @@ def prepare(
         log.unlink(missing_ok=True)
         run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
         told.append(log.read_text(encoding="utf-8", errors="replace"))
+    refuse_links(base)
     tool.verify_prepared(base, receipts, told, left_out=left_out)
     return innodb_place(told)
 

@@ -7,9 +7,8 @@ a server could be started on. Such a copy is never replayed onto again: nobody k
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +21,10 @@ from backupd.model.binlog import ReplayLeg, ReplaySpec, Stop
 from backupd.model.errors import RefusedError, ToolMissingError
 from backupd.model.progress import Report
 from backupd.model.server import Flavour, Position, ServerInfo
-from backupd.process.folders import PASSABLE
 from backupd.transfer.unseal import Unsealer
 from restore.build import Stopwatch, compare_named
 from restore.logs import Logs, fetch_logs, refuse_no_room_for
-from restore.ownership import FOLDER_MODE, Account, hand_over
+from restore.ownership import FOLDER_MODE, Account, hand_over, refuse_links
 from restore.refusals import Programs
 from restore.replayconfig import replay_config
 from restore.rollforward import (
@@ -39,7 +37,7 @@ from restore.rollforward import (
     roll_forward,
 )
 from restore.sources import Loaded
-from restore.staging import Site
+from restore.staging import Site, passable
 from restore.start import forget_replication, server_config, starting
 from storage.destination import Destination
 
@@ -139,7 +137,7 @@ def roll_staged(
     config = work.config(
         server_config(programs.server.path, site.data, run_folder, options, account=account, store=site.store,
                       memory=work.memory), last)
-    with _passable(site), starting(), contextlib.ExitStack() as stack:
+    with passable(site), starting(), contextlib.ExitStack() as stack:
         with work.watch.phase("started", size):
             server = stack.enter_context(LaunchedServer(config, cancel=work.cancel))
             forget_replication(server.connection, info)
@@ -147,20 +145,7 @@ def roll_staged(
         with work.watch.phase(PHASE, work.spec.size):
             rolled = work.roll(server, info, logs, begin, folder=site.folder / "replay")
             stack.close()
+    refuse_links(site.data)
     relink(site.data, store=site.store, final=site.final_store)
     shutil.rmtree(run_folder, ignore_errors=True)
     return replace(rolled, warnings=(*rolled.warnings, *named))
-
-
-@contextlib.contextmanager
-def _passable(site: Site) -> Iterator[None]:
-    """The server's user may pass through the folders above the staged copy, and list nothing."""
-    folders = [site.folder, *([site.datadir] if site.inside else [])]
-    before = [(folder, folder.stat().st_mode & 0o7777) for folder in folders]
-    try:
-        for folder in folders if os.geteuid() == 0 else ():
-            folder.chmod(PASSABLE)
-        yield
-    finally:
-        for folder, mode in before if os.geteuid() == 0 else ():
-            folder.chmod(mode)

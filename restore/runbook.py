@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backupd.engine import clone
+from backupd.engine.backupcnf import KNOWN
 from backupd.engine.dialect import dialect_of
 from backupd.engine.external import LINK_SUFFIX
 from backupd.engine.toolset import XTRABACKUP, Row, row_for
@@ -23,7 +24,7 @@ from restore.memory import MIB, choose_memory
 from restore.room import RESERVE
 from restore.runbook_logs import Step, apply_logs, choose_logs
 from restore.runbook_places import NOWHERE, render_places
-from restore.runbook_server import DATADIR, WORK, begun, option_file, programs_of, with_variables
+from restore.runbook_server import DATADIR, OWNER, WORK, begun, known_lines, option_file, programs_of, with_variables
 from restore.runbook_trust import SIGNED, UNSIGNED, first_look
 from storage import layout
 from storage.config import DestinationConfig
@@ -36,7 +37,7 @@ def prepare_command(
     tool: str, base: Path, memory: int, increment: Path | None = None, *, switches: Sequence[str] = ()
 ) -> Command:
     """What the engine runs to prepare ``base``, or to apply ``increment`` to it, with ``memory`` bytes and the tool
-    found by its name."""
+    found by its name; here as the server's user."""
     return Command(
         (
             tool,
@@ -48,6 +49,7 @@ def prepare_command(
             *([f"--incremental-dir={increment}"] if increment else []),
         ),
         cwd=base,
+        user=OWNER,
     )
 
 
@@ -190,6 +192,12 @@ prepared "$WORK/prepare-{number}.log"
         for number, command in enumerate(commands)
     )
     script = f"""
+{{
+    echo '[mysqld]'
+    {known_lines(KNOWN, "$WORK/data")}
+}} > "$WORK/known.cnf"
+mv "$WORK/known.cnf" "$WORK/data/backup-my.cnf"
+chown -R "$OWNER:" {" ".join(f'"$WORK/{name}"' for name in ("data", *map(_increment, range(1, increments + 1))))}
 prepared() {{
     tail -n 1 "$1" | grep 'completed OK!'
     if grep -E '{_BAD_PREPARE}' "$1" >&2; then exit 1; fi
@@ -199,7 +207,8 @@ grep -h 'backup_type = {prepared}' "$WORK"/data/*_checkpoints
 """
     why = (
         "Applies the redo log that was copied with the data. The tool says `completed OK!` over damaged files, too, so "
-        "its log is searched. More memory (`--use-memory`) makes it faster."
+        "its log is searched. More memory (`--use-memory`) makes it faster. It does not run as root, and gets what is "
+        "known of the backup's option file, which may name programs to load."
     )
     if increments:
         why += (

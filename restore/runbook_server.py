@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from backupd.engine.launch import Options, ServerConfig, option_text, options_for_copy
+from backupd.engine.backupcnf import KEY_PLUGIN, PLAIN_VALUE
+from backupd.engine.launch import FROM_BACKUP, Options, ServerConfig, option_text, options_for_copy
 from backupd.engine.toolset import row_for
 from backupd.model.server import Flavour, ServerInfo
 
 # Stand for the operator's paths while commands are rendered: nothing in them needs quoting.
 WORK, DATADIR, STORE = Path("/BACKUPD-WORK"), Path("/BACKUPD-DATADIR"), Path("/BACKUPD-STORE")
-_VARIABLES = {str(STORE): "$STORE", str(DATADIR): "$DATADIR", str(WORK): "$WORK"}
-_KEPT = (
-    "innodb_page_size|innodb_data_file_path|innodb_undo_tablespaces|innodb_checksum_algorithm|plugin.load.add|plugin.load"
-    "|(loose_)?file.key.management.*"
-)
+OWNER = "BACKUPD-OWNER"
+_VARIABLES = {str(STORE): "$STORE", str(DATADIR): "$DATADIR", str(WORK): "$WORK", OWNER: "$OWNER"}
 _NONE: Options = MappingProxyType({})
 
 
@@ -46,6 +44,13 @@ def with_variables(text: str) -> str:
     return text
 
 
+def known_lines(names: Sequence[str], folder: str) -> str:
+    """Shell that prints what is believed of the option file in a backup, as ``backupcnf.known_options`` does."""
+    known = "|".join(name.replace("-", "[-_]") for name in names)
+    return (f"""sed -n -E '/^({known}) *= *{PLAIN_VALUE}$/p; /^plugin[-_]load([-_]add)? *= *{KEY_PLUGIN} *$/p;"""
+            f""" /^(loose[-_])?file[-_]key[-_]management[-_]/p' "{folder}/backup-my.cnf\"""")
+
+
 def option_file(programs: Programs, info: ServerInfo, *, datadir: Path, found: Path, own_account: bool = False,
                 more: Mapping[str, str | None] = _NONE) -> str:
     """Shell that writes ``$WORK/run/my.cnf`` of a server on ``datadir`` that nobody can reach and that reaches nobody.
@@ -72,7 +77,7 @@ mkdir -p "$WORK/run/tmp"
             fi
         done
     done
-    sed -n -E '/^({_KEPT})[ =]/p' "{with_variables(str(found))}/backup-my.cnf"
+    {known_lines(FROM_BACKUP, with_variables(str(found)))}
     cat << END_OF_OPTIONS
 {with_variables(text).rstrip()}
 END_OF_OPTIONS

@@ -10,7 +10,7 @@ from threading import Event
 
 from backupd.engine.client import Connection
 from backupd.engine.external import assert_local
-from backupd.engine.launch import DATABASE_USER, LaunchedServer
+from backupd.engine.launch import LaunchedServer
 from backupd.engine.physical import LeftOut, PhysicalTool, nothing
 from backupd.model.binlog import ReplaySpec, Stop
 from backupd.model.clock import Clock
@@ -24,7 +24,7 @@ from backupd.process.folders import locked_folder
 from backupd.transfer.unseal import Unsealer
 from restore.build import Built, Stopwatch, assemble, compare_named, fetch_members
 from restore.logs import Logs
-from restore.ownership import FOLDER_MODE, Account, find_account, hand_over
+from restore.ownership import FOLDER_MODE, Account, hand_over, worker_account
 from restore.plan import bytes_of
 from restore.refusals import find_programs, need_of, present, refuse_over_limit, remarks
 from restore.replaying import PHASE, Replaying
@@ -57,7 +57,6 @@ class ScratchSpec:
     workers: int = 0
     replay: ReplaySpec | None = None
     templates: Path | None = None
-    owner: str = DATABASE_USER
     programs: Mapping[str, str] = field(default_factory=dict)
     accounts: bool = False
 
@@ -125,7 +124,7 @@ def workshop(
         phases.append(phase)
         on_phase(phase)
 
-    account = find_account(spec.owner)
+    account = worker_account()
     remove_dead(spec.path)
     watch = Stopwatch(note)
     replaying = None if spec.replay is None else Replaying(

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import RefusedError
+from backupd.process.folders import PASSABLE
 from restore.state import State, read_document, read_marker, write_durably
 
 BESIDE = ".restoring"
@@ -206,6 +207,20 @@ def unfinished(datadir: Path) -> State | None:
     if marker is not None:
         return marker if marker.stage == "placed" else None
     return read_state(site)
+
+
+@contextlib.contextmanager
+def passable(site: Site) -> Iterator[None]:
+    """Whoever works on the staged copy may pass through the folders above it, and list nothing."""
+    folders = [site.folder, *([site.datadir] if site.inside else [])]
+    before = [(folder, folder.stat().st_mode & 0o7777) for folder in folders]
+    try:
+        for folder in folders if os.geteuid() == 0 else ():
+            folder.chmod(PASSABLE)
+        yield
+    finally:
+        for folder, mode in before if os.geteuid() == 0 else ():
+            folder.chmod(mode)
 
 
 @contextlib.contextmanager

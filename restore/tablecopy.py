@@ -21,7 +21,7 @@ from backupd.engine.ddl import read_definition
 from backupd.engine.ddlscript import statements
 from backupd.engine.emptysystem import empty_system, installer_of
 from backupd.engine.foreignkeys import ForeignKey
-from backupd.engine.launch import DATABASE_USER, LaunchedServer, Options, ServerConfig, options_for_copy
+from backupd.engine.launch import LaunchedServer, Options, ServerConfig, options_for_copy
 from backupd.engine.logwalk import walk
 from backupd.engine.toolset import server_program
 from backupd.model.binlog import ChangeKind, ReplaySpec, Stop
@@ -37,7 +37,7 @@ from restore.build import Stopwatch
 from restore.load import load
 from restore.loadjournal import TABLE
 from restore.logs import Logs
-from restore.ownership import Account, find_account
+from restore.ownership import Account, worker_account
 from restore.replayconfig import replay_config
 from restore.replaying import PHASE, Replaying
 from restore.rollforward import Beginning, Means, RolledForward, replay_workers, tables_of
@@ -76,7 +76,6 @@ class TableCopySpec:
     workers: int = 0
     replay: ReplaySpec | None = None
     templates: Path | None = None
-    owner: str = DATABASE_USER
     programs: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -120,7 +119,7 @@ def loaded_instance(
         on_phase(phase)
 
     watch, info = Stopwatch(note), spec.info
-    account = find_account(spec.owner)
+    account = worker_account()
     remove_dead(spec.path)
     program = server_program(info.flavour, info.version, paths=spec.programs).path
     replaying = None if spec.replay is None else Replaying(

@@ -143,7 +143,7 @@ class _Extraction:
         scratch = ScratchSpec(
             scratch_id=spec.restore_id, server=spec.server, chain=spec.chain, path=spec.folder,
             max_bytes=spec.max_bytes, memory=spec.memory, workers=spec.workers, replay=spec.replay,
-            templates=spec.templates, owner=spec.owner, programs=spec.programs, accounts=bool(spec.whole))
+            templates=spec.templates, programs=spec.programs, accounts=bool(spec.whole))
         chain, _said = load_chain(spec.server, spec.chain, self._destinations, self._unsealer)
         lower, there = _lower(chain[-1]), tables_in(chain[-1])
 
@@ -194,7 +194,7 @@ class _Extraction:
             copy_id=spec.restore_id, server=spec.server, info=facts.server, taken=loaded.header.finished_at,
             path=spec.folder, memory=spec.memory, max_bytes=spec.max_bytes, workers=spec.workers,
             replay=replace(spec.replay, tables=tuple(str(name) for name in needed)), templates=spec.templates,
-            owner=spec.owner, programs=spec.programs)
+            programs=spec.programs)
         with loaded_instance(
                 copy_spec, base, [dumped[name] for name in needed if name in dumped], archives=self._archives,
                 unsealer=self._unsealer, report=self._report, cancel=self._cancel, on_phase=self._watch.told) as copy:

@@ -24,7 +24,7 @@ class TablesSpec:
     back, too. ``replace``: may live tables lose their names to them? ``compare``: end before anything is handed over.
     ``keys``: the most that are shown of each table's missing, added and changed rows.
     ``folder``: where copies and rows are kept meanwhile; ``max_bytes``: the most that they may take there, None for
-    what is free; ``memory``: most bytes for prepare and for private servers. ``owner``: OS user of those. ``workers``
+    what is free; ``memory``: most bytes for prepare and for private servers. ``workers``
     0: as many as this machine can use. ``templates``, ``programs``: see ``rollforward.Means``. ``missing``: of the
     goals, by their names at the target, those that the backup lacks, and why."""
 
@@ -39,7 +39,6 @@ class TablesSpec:
     into: str
     folder: Path
     memory: int
-    owner: str
     sql: Path | None = None
     whole: tuple[str, ...] = ()
     replace: bool = False

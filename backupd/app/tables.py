@@ -74,7 +74,6 @@ def restore_tables(
     asked once it is known how they differ. Raises what ``plan_tables`` raises, RefusedError without confirmation, and
     what the execution raises; no live table was touched then, or a repeated call finishes what had begun.
     """
-    server = wiring.settings.server(server_name)
     settings = wiring.settings.needs_restore()
     goal = wiring.settings.server(into) if into is not None else None
     chosen, way = chosen_way(wiring, server_name, target, wanted)
@@ -91,7 +90,7 @@ def restore_tables(
         replay=chosen.base.replay, statements=way.statements, goals=chosen.goals, into=into or "", sql=sql,
         whole=wanted.whole_schemas(chosen.goals), missing=way.missing,
         replace=wanted.renaming is None, compare=compare, keys=keys, triggers=triggers, folder=settings.scratch.path,
-        memory=settings.scratch.memory, max_bytes=settings.scratch.max_bytes, owner=server.owner,
+        memory=settings.scratch.memory, max_bytes=settings.scratch.max_bytes,
         workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs)
     try:
         outcome = tablerestore.execute(

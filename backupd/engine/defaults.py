@@ -55,17 +55,18 @@ class OptionFile:
         return (option.value or "") if option else ""
 
 
-def read_option_file(path: Path, groups: Collection[str] = CLIENT_GROUPS) -> OptionFile:
-    """Read ``path`` and what it includes; only ``groups`` are kept. Problems are in the answer, never
-    raised.
+def read_option_file(path: Path, groups: Collection[str] = CLIENT_GROUPS, *, alone: bool = False) -> OptionFile:
+    """Read ``path`` and what it includes, or that file ``alone``; only ``groups`` are kept. Problems are in the
+    answer, never raised.
     """
-    reader = _Reader(frozenset(groups))
+    reader = _Reader(frozenset(groups), alone=alone)
     reader.read(path, 0)
     return OptionFile(tuple(reader.options), tuple(reader.files), tuple(reader.problems))
 
 
 class _Reader:
-    def __init__(self, groups: frozenset[str]) -> None:
+    def __init__(self, groups: frozenset[str], *, alone: bool) -> None:
+        self.alone = alone
         self.groups = groups
         self.options: list[Option] = []
         self.files: list[Path] = []
@@ -86,7 +87,9 @@ class _Reader:
             line = raw.strip()
             if not line or line[0] in "#;":
                 continue
-            if line.startswith("!"):
+            if line.startswith("!") and self.alone:
+                self._problem(path, number, f"{line!r} is not followed")
+            elif line.startswith("!"):
                 self._include(path, number, line, depth)
             elif line.startswith("["):
                 group, closed, _ = line[1:].partition("]")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from backupd.engine.installation import server_options
 from backupd.engine.launch import DATABASE_USER, START_SECONDS, Options, give
+from backupd.engine.sandbox import confine, is_available
 from backupd.engine.toolset import NO_PATHS, row_for
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.command import Command, locate
@@ -31,7 +32,6 @@ def initialise(
     give(datadir, user, 0o700)
     own = {**server_options(program), **options}
     arguments = [f"--{name.replace('_', '-')}" + ("" if value is None else f"={value}") for name, value in own.items()]
-    as_user = [f"--user={user}"] if os.geteuid() == 0 else []
     if "install" in Path(program).name:
         arguments = ["--skip-test-db", "--skip-name-resolve", "--auth-root-authentication-method=normal", *arguments]
     else:
@@ -43,8 +43,9 @@ def initialise(
     temporary.mkdir(mode=0o700)
     try:
         give(temporary, user)
-        run(Command((program, "--no-defaults", f"--datadir={datadir}", *as_user, *arguments),
-                    env={"TMPDIR": str(temporary)}), timeout=START_SECONDS)
+        plain = Command((program, "--no-defaults", f"--datadir={datadir}", *arguments), cwd=datadir,
+                        env={"TMPDIR": str(temporary)}, user=user if os.geteuid() == 0 else None)
+        run(confine(plain, writable=[datadir, temporary]) if is_available(plain.user) else plain, timeout=START_SECONDS)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

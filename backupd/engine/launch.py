@@ -24,10 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from backupd.engine.backupcnf import KEY_OPTIONS, known_options
 from backupd.engine.client import Connection
-from backupd.engine.defaults import read_option_file
 from backupd.engine.installation import server_options
-from backupd.engine.receipts import BACKUP_CNF
 from backupd.engine.sandbox import confine, is_available
 from backupd.engine.sourcezone import HERE, Zone
 from backupd.model.errors import CancelledError, ToolError
@@ -53,9 +52,8 @@ _MIB = 1024 * 1024
 
 Options = Mapping[str, str | None]
 
-_FROM_BACKUP = ("innodb-page-size", "innodb-data-file-path", "innodb-undo-tablespaces", "innodb-checksum-algorithm")
-"""Of backup-my.cnf: without these InnoDB does not find or read its files. Its innodb-undo-directory is a path of the
-source; the files themselves come at the top of the backup."""
+FROM_BACKUP = ("innodb-page-size", "innodb-data-file-path", "innodb-undo-tablespaces", "innodb-checksum-algorithm")
+"""Of backup-my.cnf: without these InnoDB does not find or read its files."""
 _FROM_SERVER = (
     "lower_case_table_names", "sql_mode", "character_set_server", "collation_server", "max_allowed_packet",
     "explicit_defaults_for_timestamp", "default_storage_engine", "innodb_default_row_format", "innodb_strict_mode",
@@ -120,14 +118,11 @@ def options_for_copy(base: Path, variables: Options) -> dict[str, str | None]:
     """What a copy of a server needs to read its files: from backup-my.cnf in ``base`` (when it is there) and from the
     source's ``variables`` (ServerInfo.variables). Includes the key plugin; its key files must be readable."""
     options: dict[str, str | None] = {}
-    path = base / BACKUP_CNF
-    if path.is_file():
-        for option in read_option_file(path, ("mysqld", "mariadb", "mariadbd")).options:
-            keys = option.name.startswith(("file-key-management-", "loose-file-key-management-"))
-            if option.name in _FROM_BACKUP or keys:
-                options[option.name.replace("-", "_")] = option.value
-            elif option.name in ("plugin-load", "plugin-load-add"):
-                options["plugin_load_add"] = option.value
+    for name, value in known_options(base).items():
+        if name == "plugin-load":
+            options["plugin_load_add"] = value
+        elif name in FROM_BACKUP or name.startswith(KEY_OPTIONS):
+            options[name.replace("-", "_")] = value
     for name in _FROM_SERVER:
         if name in variables and name not in options:
             # "loose": an old copy may know a variable that a newer server of the series has dropped.
@@ -207,7 +202,7 @@ class LaunchedServer:
             raise ToolError(f"the socket path {config.socket} is longer than {SOCKET_LIMIT} bytes",
                             hint="choose a shorter path for the scratch folder")
         self.config = config
-        self.sandboxed = is_available()
+        self.sandboxed = is_available(config.user if os.geteuid() == 0 else None)
         self._start_seconds = start_seconds
         self._cancel = cancel
         self._child: Child | None = None

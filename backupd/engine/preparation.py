@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from backupd.engine.defaults import read_option_file
+from backupd.engine.backupcnf import key_files
 from backupd.engine.physical import LeftOut, PrepareStep
 from backupd.engine.receipts import BACKUP_CNF, read_receipts
-from backupd.engine.sandbox import can_confine, confine
+from backupd.engine.sandbox import can_confine, confine, worker
 from backupd.engine.streaming import COMPLETED, LEFT_OPEN
 from backupd.model.errors import OTHER_BACKUP, DamagedError, StreamError, ToolError
 from backupd.model.server import Position, Receipts, Tool
@@ -21,8 +21,8 @@ _MIB = 1024 * 1024
 def prepare_step(
     tool: Tool, title: str, base: Path, increment: Path | None, *, memory: int, switches: Sequence[str] = ()
 ) -> PrepareStep:
-    """One run of ``--prepare``; ``memory`` in bytes. backup-my.cnf is named, because page size and layout of the
-    system tablespace stand in it, and nothing but it may be read."""
+    """One run of ``--prepare`` as ``worker``; ``memory`` in bytes. backup-my.cnf is named, because page size and layout
+    of the system tablespace stand in it, and nothing but it may be read: ``keep_known`` has made it ours."""
     argv = [
         tool.path,
         f"--defaults-file={base / BACKUP_CNF}",
@@ -33,22 +33,11 @@ def prepare_step(
     ]
     if increment is not None:
         argv.append(f"--incremental-dir={increment}")
-    plain = Command(tuple(argv), cwd=base)
+    plain = Command(tuple(argv), cwd=base, user=worker())
     # The tool renames files from the increment to the base, which two mounts of their own would forbid.
     writable = [base] if increment is None else sorted({base.parent, increment.parent})
     command = confine(plain, writable=writable, readable=key_files(base)) if can_confine(tool.path) else plain
     return PrepareStep(title, command, plain)
-
-
-def key_files(base: Path) -> tuple[Path, ...]:
-    """Files outside of the backup that its key plugin reads, as backup-my.cnf names them."""
-    options = read_option_file(base / BACKUP_CNF, ("mysqld", "mariadb", "mariadbd")).options
-    named = [
-        Path(option.value)
-        for option in options
-        if option.value and option.name.startswith("file-key-management-") and option.value.startswith("/")
-    ]
-    return tuple(path for path in named if path.exists())
 
 
 def check_chain(base: Path, increments: Sequence[Path], *, redo: str, startable: Sequence[str]) -> None:

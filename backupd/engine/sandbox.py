@@ -1,36 +1,81 @@
-"""Confining programs that work on copies of a server's files.
+"""Confining programs that work on bytes of others: copies of a server's files, backups, what a server sends.
 
-Such files name places of their source: tablespaces elsewhere, undo and redo folders, sockets, hosts to
-replicate from. On the source's own host a tool that follows such a name writes into live data. Inside the
-sandbox there is nothing to follow: the programs' own folders read-only, the folders given, no network, no
-other process, no socket of anybody. Two servers of ours that must talk share one such network, which is a
-loopback and nothing else.
+Such bytes may be forged, and such files name places of their source: tablespaces elsewhere, undo and redo folders,
+sockets, hosts to replicate from. On the source's own host a tool that follows such a name writes into live data. So
+these programs are never root: ``worker`` is a user of backupd's own, under whom no living server runs, without any
+capability. Inside the sandbox there is nothing to follow either: the programs' own folders read-only, the folders
+given, no network, no other process, no socket of anybody. Two servers of ours that must talk share one such network,
+which is a loopback and nothing else.
 
-Measured with bubblewrap 0.8 as root: it makes the parents of a bind mount 0700 root, so they are made
-first; ``setpriv`` has to come inside (bwrap needs root for its mounts, the server must not have it); all
-that costs 6 ms.
+There are two ways to make a sandbox. The user makes it, in a user namespace: nothing in it was ever root, and the
+service needs no power but to become that user. Or root makes it, and drops everything before the program begins: where
+the kernel keeps user namespaces from others, or where the user cannot pass through to the folders.
+
+Measured with bubblewrap 0.8: as root it makes the parents of a bind mount 0700 root, so they are made first;
+``--dev`` makes a second user namespace, whose network nobody can enter, so devices are bound one by one; all that costs
+6 ms.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import pwd
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 
 from backupd.engine.installation import SYSTEM_FOLDERS, is_of_the_system
 from backupd.engine.installation import places as program_places
-from backupd.model.errors import BackupdError
+from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.command import Command, find_account, locate
 from backupd.process.run import run
 
+WORKER = "backupd-sandbox"
+FALLBACK = "mysql"
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+
+
+class Way(StrEnum):
+    """Who makes the sandbox."""
+
+    USER = "user"
+    ROOT = "root"
+
+
+def worker() -> str | None:
+    """Who works on copies when we are root: ``backupd-sandbox``, or the database's user where nobody has made that one
+    (``check`` says so). None: we are not root, and work as ourselves. Raises RefusedError where there is neither."""
+    if os.geteuid() != 0:
+        return None
+    for name in (WORKER, FALLBACK):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name).pw_name
+    raise RefusedError(
+        f"there is no user {WORKER} on this machine: programs that read backups are never run as root",
+        hint=f"useradd --system --user-group --no-create-home --shell /usr/sbin/nologin {WORKER}, or scripts/setup")
+
+
+def is_available(user: str | None = None) -> bool:
+    """Can this process confine programs that run as ``user`` (None: as ``worker``)? Not without bubblewrap, nor inside
+    many containers."""
+    return bool(ways(user))
+
+
+def ways(user: str | None = None) -> tuple[Way, ...]:
+    """Those that work here, best first."""
+    chosen = user or worker()
+    candidates = (Way.USER, Way.ROOT) if chosen is not None else (Way.USER,)
+    return tuple(way for way in candidates if _works(way, chosen))
+
 
 @functools.cache
-def is_available() -> bool:
-    """Can this process confine others? Not without bubblewrap, nor inside many containers."""
+def _works(way: Way, user: str | None) -> bool:
     try:
-        return run(Command((*_frame((), ()), "--", "true")), check=False, timeout=20).returncode == 0
+        made = _made(Command(("true",), user=user), way, (), (), network_of=None, network=False)
+        return run(made, check=False, timeout=20).returncode == 0
     except BackupdError:
         return False
 
@@ -41,7 +86,7 @@ def can_confine(program: str) -> bool:
     nobody knows of, or needs libraries from one."""
     if not is_available():
         return False
-    ask = Command((program, "--no-defaults", "--version"))
+    ask = Command((program, "--no-defaults", "--version"), user=worker())
     try:
         plain = run(ask, check=False, timeout=20)
         inside = run(confine(ask, writable=()), check=False, timeout=20)
@@ -51,67 +96,96 @@ def can_confine(program: str) -> bool:
 
 
 def confine(
-    command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), setpriv: bool = True,
-    network_of: int | None = None,
+    command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), network_of: int | None = None,
+    network: bool = False,
 ) -> Command:
-    """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all
-    there is besides the programs; no network, or that of process ``network_of``, which is in another sandbox: one
-    loopback that these two share with nobody. ``command.user`` takes effect inside when ``setpriv``."""
-    program = Path(command.located())
-    places = [*readable, *program_places(program)]
-    argv = [*_frame(writable, places, network_of), "--chdir", str(command.cwd or "/"), "--"]
-    if command.user is not None and setpriv and os.geteuid() == 0:
-        argv += [
-            "setpriv",
-            "--reuid",
-            command.user,
-            "--regid",
-            _group(command.user),
-            "--init-groups",
-            "--no-new-privs",
-            "--",
-        ]
-    return replace(command, argv=(*argv, str(program), *command.argv[1:]), user=None, cwd=None,
+    """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all there is
+    besides the programs. No network, or that of process ``network_of``, which is in another sandbox: one loopback that
+    these two share with nobody; or the host's (``network``). Root's commands have a ``user``, who is not root.
+
+    Raises RefusedError where that user cannot reach the folders, and root cannot bring him there.
+    """
+    if os.geteuid() == 0 and (command.user is None or find_account(command.user).pw_uid == 0):
+        raise ValueError(f"{command.program} would run as root")
+    places = [*readable, *program_places(Path(command.located()))]
+    found = ways(command.user)
+    way = _way_of(network_of) if network_of is not None else Way.USER if Way.USER in found else Way.ROOT
+    if way is Way.USER and network_of is None and (lost := _out_of_reach(command.user, [*writable, *places])):
+        if Way.ROOT not in found:
+            raise RefusedError(
+                f"the user {command.user} cannot reach what {command.program} is to work on", detail=lost,
+                hint="let others pass through the folders above it (chmod o+x), or choose another place")
+        way = Way.ROOT
+    return _made(command, way, writable, places, network_of=network_of, network=network)
+
+
+def _way_of(process: int) -> Way:
+    """How the sandbox of ``process`` was made."""
+    return Way.ROOT if _user_namespace(process) == _user_namespace(os.getpid()) else Way.USER
+
+
+def _user_namespace(process: int) -> str:
+    return str(Path(f"/proc/{process}/ns/user").readlink())
+
+
+def _out_of_reach(user: str | None, paths: Sequence[Path]) -> str:
+    """Which of ``paths`` this user cannot come to, in the system's words; ACLs and groups count, so he tries."""
+    if user is None or not paths:
+        return ""
+    asked = Command(("ls", "-d", "--", *map(str, paths)), user=user)
+    done = run(asked, check=False, timeout=20)
+    return done.stderr if done.returncode != 0 else ""
+
+
+def _made(
+    command: Command, way: Way, writable: Iterable[Path], readable: Iterable[Path], *, network_of: int | None,
+    network: bool,
+) -> Command:
+    argv = []
+    if network_of is not None:
+        argv = [locate("nsenter"), f"--net=/proc/{network_of}/ns/net"]
+        if way is Way.USER:
+            # Who is not root may enter only as a member of the sandbox's own user namespace.
+            argv += [f"--user=/proc/{network_of}/ns/user", "--preserve-credentials"]
+        argv += ["--"]
+    argv += [locate("bwrap"), *_frame(writable, readable)]
+    if network_of is None and not network:
+        argv += ["--unshare-net"]
+    argv += ["--chdir", str(command.cwd or "/"), "--cap-drop", "ALL"]
+    user = command.user
+    if way is Way.ROOT and user is not None:
+        for power in ("CAP_SETUID", "CAP_SETGID", "CAP_DAC_READ_SEARCH"):  # until the user is that one
+            argv += ["--cap-add", power]
+        argv += ["--", "setpriv", "--reuid", user, "--regid", str(find_account(user).pw_gid), "--init-groups",
+                 "--inh-caps", "-all", "--no-new-privs"]
+        user = None
+    return replace(command, argv=(*argv, "--", command.located(), *command.argv[1:]), user=user, cwd=None,
                    wrapped=command.program)
 
 
-def _frame(writable: Iterable[Path], readable: Iterable[Path], network_of: int | None = None) -> list[str]:
-    if network_of is None:
-        argv = [locate("bwrap"), "--unshare-net"]
-    else:
-        # Who is not root may enter only as a member of the sandbox's own user namespace.
-        argv = [locate("nsenter"), f"--net=/proc/{network_of}/ns/net"]
-        if os.geteuid() != 0:
-            argv += [f"--user=/proc/{network_of}/ns/user", "--preserve-credentials"]
-        argv += ["--", locate("bwrap")]
-    argv += ["--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+def _frame(writable: Iterable[Path], readable: Iterable[Path]) -> list[str]:
+    argv = ["--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     for folder in SYSTEM_FOLDERS:
         argv += ["--ro-bind-try", folder, folder]
-    argv += [
-        "--dev",
-        "/dev",
-        "--proc",
-        "/proc",
-        "--perms",
-        "1777",
-        "--tmpfs",
-        "/tmp",  # noqa: S108  inside the sandbox
-        "--perms",
-        "0755",
-        "--tmpfs",
-        "/run",
-    ]
+    argv += ["--perms", "0755", "--tmpfs", "/dev", "--symlink", "/proc/self/fd", "/dev/fd"]
+    for device in _DEVICES:
+        argv += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    argv += ["--proc", "/proc", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108  inside the sandbox
+    argv += ["--perms", "0755", "--tmpfs", "/run"]
     mounts = [(path, "--ro-bind") for path in readable] + [(path, "--bind") for path in writable]
     made: set[Path] = set()
+    # Who made the sandbox owns its folders: what is above the given ones must not take files that nobody would find.
+    closed = ["/dev", "/run", "/"]
     # Outer folders first: a mount hides what was mounted below it before.
     for path, kind in sorted(mounts, key=lambda mount: len(mount[0].parts)):
         for parent in reversed(path.parents[:-1]):
             if parent not in made and not is_of_the_system(parent):
                 made.add(parent)
-                argv += ["--perms", "0755", "--dir", str(parent)]
+                open_above = parent.parent == Path("/tmp")  # noqa: S108
+                argv += ["--perms", "0755", "--tmpfs" if open_above else "--dir", str(parent)]
+                closed += [str(parent)] if open_above else []
+        made.add(path)
         argv += [kind, str(path), str(path)]
+    for folder in closed:
+        argv += ["--remount-ro", folder]
     return argv
-
-
-def _group(user: str) -> str:
-    return str(find_account(user).pw_gid)

@@ -110,7 +110,7 @@ def spawn(command: Command, *, stdin: int, stdout: int, stderr: int, pass_fds: S
     argv = ["setpriv", "--pdeathsig", "KILL"]
     if command.user is not None and find_account(command.user).pw_uid != os.geteuid():
         account = find_account(command.user)
-        argv += ["--reuid", str(account.pw_uid), "--regid", str(account.pw_gid), "--init-groups"]
+        argv += ["--reuid", str(account.pw_uid), "--regid", str(account.pw_gid), "--init-groups", "--no-new-privs"]
     argv[0] = locate("setpriv")
     argv += ["--", command.located(), *command.argv[1:]]
     environment = command.environment()

@@ -12,6 +12,7 @@ from backupd.engine.client import Connection
 from backupd.engine.mariabackup import MariaBackup
 from backupd.engine.physical import CaptureRequest, FileEvent, PhysicalTool
 from backupd.engine.receipts import XTRABACKUP
+from backupd.engine.sandbox import worker
 from backupd.engine.toolset import find_tool
 from backupd.model.server import Receipts
 from backupd.process.run import run
@@ -60,12 +61,24 @@ def take(
 
 def prepare(base: Path, *increments: Path, tool: PhysicalTool | None = None) -> list[str]:
     """Run the steps; the log of each."""
+    give_to_worker(base, *increments)
     return [run(step.command).stderr for step in (tool or the_tool()).prepare(base, increments, memory=MEMORY)]
 
 
 def give_to_database(base: Path) -> None:
-    for path in (base, *base.rglob("*")):
-        shutil.chown(path, "mysql", "mysql")
+    give_to("mysql", base)
+
+
+def give_to_worker(*folders: Path) -> None:
+    """As a restore does before it prepares them."""
+    user = worker()
+    if user is not None:
+        give_to(user, *folders)
+
+
+def give_to(user: str, *folders: Path) -> None:
+    for path in (each for folder in folders for each in (folder, *folder.rglob("*"))):
+        shutil.chown(path, user, user)
 
 
 def children(word: str) -> list[int]:

@@ -16,7 +16,7 @@ from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.process.run import run
-from tests.engine.backups import MEMORY, Taken, give_to_database, prepare, take, the_tool
+from tests.engine.backups import MEMORY, Taken, give_to_database, give_to_worker, prepare, take, the_tool
 from tests.engine.stream import write_files
 from tests.support.mariadb import PrivateServer
 from tests.support.places import give_to_database as own
@@ -132,6 +132,7 @@ def test_a_copy_with_remapped_tablespaces_works_wholly_and_leaves_its_source_alo
 
 def test_prepare_is_confined_even_when_a_link_is_there(taken: Taken, place: Path) -> None:
     base = taken.copy(place / "confined")
+    give_to_worker(base)
     (step,) = the_tool().prepare(base, memory=MEMORY)
     done = run(step.command)
     the_tool().verify_prepared(base, taken.receipts, [done.stderr])

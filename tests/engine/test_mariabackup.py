@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from backupd.engine.backupcnf import key_files
 from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.mariabackup import REDO, MariaBackup, reached_lsn
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, verify_files
-from backupd.engine.preparation import key_files
 from backupd.engine.receipts import XTRABACKUP, read_receipts
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, StreamError, ToolError
@@ -28,6 +28,7 @@ from tests.engine.backups import (
     children,
     connection_to,
     give_to_database,
+    give_to_worker,
     prepare,
     take,
     the_tool,
@@ -272,6 +273,7 @@ class TestPrepare:
     def test_a_good_backup_reaches_its_end(self, taken: Taken, copy: Path) -> None:
         tool = the_tool()
         assert tool.redo_bytes(copy) == taken.sizes[REDO]
+        give_to_worker(copy)
         steps = tool.prepare(copy, memory=MEMORY)
         assert [step.title for step in steps] == ["apply the redo log"]
         assert steps[0].plain.argv[1:] == (f"--defaults-file={copy}/backup-my.cnf", "--prepare",
@@ -288,6 +290,7 @@ class TestPrepare:
         the_tool().verify_prepared(copy, taken.receipts, prepare(copy))
 
     def test_the_command_without_confinement_works_the_same(self, taken: Taken, copy: Path) -> None:
+        give_to_worker(copy)
         (step,) = the_tool().prepare(copy, memory=MEMORY)
         the_tool().verify_prepared(copy, taken.receipts, [run(step.plain).stderr])
 

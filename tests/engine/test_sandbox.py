@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.sandbox import confine, is_available
+from backupd.engine.sandbox import confine, is_available, worker
 from backupd.process.command import Command
 from backupd.process.run import run
+from tests.engine.backups import give_to_worker
 from tests.support.places import runs_as_root
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="bubblewrap cannot confine anything on this host")
 
 
 def _run(script: str, *writable: Path, readable: tuple[Path, ...] = (), user: str | None = None) -> str:
+    user = user or worker()
+    give_to_worker(*writable)
     command = Command(("sh", "-c", script), user=user, cwd=writable[0])
     return run(confine(command, writable=writable, readable=readable)).stdout.decode()
 

@@ -20,7 +20,7 @@ from backupd.engine.receipts import read_receipts
 from backupd.engine.xtrabackup import XtraBackup
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, StreamError, ToolError
 from backupd.process.run import run
-from tests.engine.backups import MEMORY, Taken, children, connection_to, prepare
+from tests.engine.backups import MEMORY, Taken, children, connection_to, give_to_worker, prepare
 from tests.engine.stream import Extraction
 from tests.engine.undertest import TOOLS, ToolUnderTest, under_test
 from tests.support.places import short_directory
@@ -172,6 +172,7 @@ class TestABackupThatIsNotWhole:
         base, first, _ = chain.copy(here)
         with pytest.raises(ToolError, match="not prepared"):
             under.tool.verify_prepared(base, chain.full.receipts, [])
+        give_to_worker(base, first)
         step = under.tool.prepare(base, [first], memory=MEMORY)[0]
         log = run(step.command).stderr
         if isinstance(under.tool, XtraBackup):  # mariadb-backup calls both states by one name

@@ -35,7 +35,7 @@ from tests.restore.taken import now
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
 from tests.support.oracle import Rows
-from tests.support.places import DATABASE_USER, short_directory
+from tests.support.places import short_directory
 from tests.support.server import Server, quote_name
 
 ODD = "größe 数据-1"
@@ -81,7 +81,7 @@ class House:
             restore_id=restore_id, server="shop", target=f"backup:{self.shelf.chain[-1]}", way=Source.PHYSICAL,
             chain=self.shelf.chain, replay=None, statements=(), into="target", folder=self.shelf.folder / "scratch",
             goals=tuple(TableGoal(name, TableName("back", name.table)) for name in names), memory=256 * MIB,
-            owner=DATABASE_USER, programs=self.shelf.programs)
+            programs=self.shelf.programs)
         return tablerestore.execute(
             spec, at(self.target), destinations=[self.shelf.destination], archives=[],
             unsealer=Unsealer(self.shelf.keys.secret_home), clock=now, report=silent)

@@ -28,7 +28,7 @@ def settling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, placed: TableName,
     """What a new attempt does first; the warnings it gathers, and the schemas it drops."""
     spec = TablesSpec(
         restore_id="20261121T052512Z-00000001", server="s", target="latest", way=Source.LOGICAL, chain=("B1",),
-        replay=None, statements=(), goals=goals([ORDERS], None), into="s", folder=tmp_path, memory=1, owner="mysql",
+        replay=None, statements=(), goals=goals([ORDERS], None), into="s", folder=tmp_path, memory=1,
         replace=replace, compare=compare)
     dropped: list[str] = []
 

@@ -15,6 +15,7 @@ from backupd.transfer.unseal import Unsealer
 from restore.checks import compare_with_witness
 from restore.fetch import fetch
 from restore.runbook import prepare_command, render_runbook
+from restore.runbook_server import OWNER
 from restore.unpack import render_unpack
 from tests.restore.builder import files_below
 from tests.restore.taken import Taken, take_backup
@@ -148,8 +149,8 @@ def test_its_prepare_is_the_command_that_the_executor_runs(taken: Taken, keys: K
     )
     (step,) = tool.prepare(short_tmp, memory=300 << 20)
     ours = prepare_command(step.plain.program, short_tmp, 300 << 20)
-    assert replace(step.plain, argv=(step.plain.program, *step.plain.argv[1:])) == ours
-    shown = ours.render().replace(str(short_tmp), "$WORK/data")
+    assert replace(step.plain, argv=(step.plain.program, *step.plain.argv[1:]), user=OWNER) == ours
+    shown = ours.render().replace(str(short_tmp), "$WORK/data").replace(OWNER, "$OWNER")
     text = render_runbook(taken.header, taken.body, destinations=["local"])
     assert re.sub(r"=\d+M", "=300M", text).count(shown) == 1
 

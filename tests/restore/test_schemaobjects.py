@@ -101,7 +101,7 @@ class House:
         spec = TablesSpec(
             restore_id=new_id(now()), server="shop", target="latest", way=Source.PHYSICAL, chain=self.shelf.chain,
             replay=None, statements=(), goals=tuple(TableGoal(name, name) for name in TABLES), into="shop",
-            folder=folder, memory=256 * MIB, owner="mysql", whole=("shop",), replace=True, compare=compare,
+            folder=folder, memory=256 * MIB, whole=("shop",), replace=True, compare=compare,
             programs=self.shelf.programs)
         return tablerestore.execute(
             spec, self.connection, destinations=[self.shelf.destination], archives=[self.shelf.destination],

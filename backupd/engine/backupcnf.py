@@ -1,0 +1,67 @@
+"""The option file in a backup, of which little is believed: whoever can write to a store may have written it.
+
+Tools and servers take libraries to load and places to write from option files. So none is ever given the backup's own:
+what InnoDB needs to find and read its files is taken from it by name, never with a path, and of key plugins those that
+are known, from the program's own folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from backupd.engine.defaults import read_option_file
+from backupd.engine.receipts import BACKUP_CNF
+from backupd.process.optionfile import render_options
+
+KNOWN = (
+    "innodb-page-size", "innodb-data-file-path", "innodb-undo-tablespaces", "innodb-checksum-algorithm",
+    "innodb-log-checksum-algorithm", "innodb-log-checksums", "innodb-log-file-size", "innodb-log-files-in-group",
+    "innodb-log-block-size", "innodb-fast-checksum", "innodb-compression-level", "redo-log-version", "server-uuid",
+    "master-key-id",
+)
+"""Without these a tool does not find or read the files of InnoDB. Its folders are places of the source; the files
+themselves lie at the top of the backup."""
+KEY_OPTIONS = "file-key-management-"
+KEY_PLUGIN = r"(file_key_management=)?file_key_management(\.so)?"
+PLAIN_VALUE = r"[A-Za-z0-9_.:;, -]*"
+"""Regular expressions that a shell's tools know, too: a library that may be loaded, and values without a path."""
+
+
+def known_options(base: Path) -> dict[str, str | None]:
+    """What is taken of backup-my.cnf in ``base``, where there is one: names with dashes, without "loose-"."""
+    path = base / BACKUP_CNF
+    found: dict[str, str | None] = {}
+    read = read_option_file(path, ("mysqld", "mariadb", "mariadbd"), alone=True) if path.is_file() else None
+    for option in read.options if read else ():
+        if option.name in ("plugin-load", "plugin-load-add"):
+            known = [name for name in re.split("[;:]", option.value or "") if re.fullmatch(KEY_PLUGIN, name)]
+            found |= {"plugin-load": known[-1]} if known else {}
+        elif option.name in KNOWN and not re.fullmatch(PLAIN_VALUE, option.value or ""):
+            continue
+        elif option.name in KNOWN or option.name.startswith(KEY_OPTIONS):
+            found[option.name] = option.value
+    return found
+
+
+def key_files(base: Path) -> tuple[Path, ...]:
+    """Files outside of the backup that its key plugin reads."""
+    named = [Path(value) for name, value in known_options(base).items()
+             if value and name.startswith(KEY_OPTIONS) and value.startswith("/")]
+    return tuple(path for path in named if path.exists())
+
+
+def keep_known(base: Path) -> None:
+    """Put into the place of backup-my.cnf one of ours, with what is known of it. Raises OSError."""
+    text = render_options({"mysqld": known_options(base)})
+    path = base / BACKUP_CNF
+    fresh = base / f"{BACKUP_CNF}.new"
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    if os.geteuid() == 0:
+        status = base.stat()
+        os.chown(fresh, status.st_uid, status.st_gid)
+    fresh.replace(path)
