@@ -199,7 +199,7 @@ prepared "$WORK/prepare-{number}.log"
 mv "$WORK/known.cnf" "$WORK/data/backup-my.cnf"
 chown -R "$OWNER:" {" ".join(f'"$WORK/{name}"' for name in ("data", *map(_increment, range(1, increments + 1))))}
 prepared() {{
-    tail -n 1 "$1" | grep 'completed OK!'
+    grep '[^[:space:]]' "$1" | tail -n 1 | grep 'completed OK!'
     if grep -E '{_BAD_PREPARE}' "$1" >&2; then exit 1; fi
 }}
 {steps}
