@@ -83,6 +83,9 @@ def restore_tables(
     gate = gate_of(wiring, chosen.base, wanted.wishes)
     for part in parts_of(chosen.base):  # of these tables there is little, and all of it is needed before they are rows
         gate.wait(part, run.report, run.cancel.is_set)
+    for one in wiring.catalog.restores.list(server_name, limit=_LOOKED_AT):
+        if one.state is JobState.SUCCEEDED:  # and killed while it put its tools away
+            discard(settings.scratch.path, one.id)
     row = (wiring.catalog.restores.take_up(restore_id, run.job.id, owner()) if restore_id
            else _begin(wiring, chosen, place_of(chosen, into, sql, wanted, triggers), run))
     spec = TablesSpec(

@@ -198,6 +198,18 @@ def test_a_restore_that_was_killed_leaves_the_old_or_the_new_tables_and_the_same
     print(dict(killed))
 
 
+def test_what_a_restore_left_that_was_killed_after_its_last_act_goes_although_the_next_one_is_refused(
+        shop: Shop) -> None:
+    command = shop.command("logical", "--tables", ORDERS, "--as", "*_again")
+    done = shop.house.ok(*command)
+    left = shop.house.base / "scratch" / f"tables-{done['id']}"
+    left.mkdir()
+    (left / "rows").write_text("1\n")
+    assert "taken" in shop.house.fails(*command).err
+    shop.server.execute(f"DROP TABLE {ORDERS}_again")
+    shop.is_clean()
+
+
 def test_two_at_once_give_the_whole_tables_of_one_of_them(shop: Shop) -> None:
     first, second = shop.house.popen(*shop.command()), shop.house.popen(*shop.command())
     with first, second:
