@@ -46,8 +46,8 @@ class Way(StrEnum):
 
 
 def worker() -> str | None:
-    """Who works on copies when we are root: ``backupd-sandbox``, or the database's user where nobody has made that one
-    (``check`` says so). None: we are not root, and work as ourselves. Raises RefusedError where there is neither."""
+    """Who works on copies when we are root: ``backupd-sandbox``, or the database's user where nobody has made that one.
+    None: we are not root, and work as ourselves. Raises RefusedError where there is neither."""
     if os.geteuid() != 0:
         return None
     for name in (WORKER, FALLBACK):

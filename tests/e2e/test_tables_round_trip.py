@@ -177,6 +177,7 @@ def test_tables_that_were_renamed_made_and_altered_since_come_back_by_the_names_
     assert "many.renamed" in gone.err
 
 
+@SOAK
 @pytest.mark.skipif(not LONG, reason="for a soak: BACKUPD_ROUNDS=20 or more")
 @pytest.mark.parametrize("source", ["logical", "physical"])
 def test_thousands_of_small_tables_come_back_in_another_schema(herd: Herd, source: str) -> None:
