@@ -77,7 +77,8 @@ def rewritten(raw: bytes, **changes: Any) -> bytes:
     lambda header: replace(header, recipients=("B" * 40,)),
     lambda header: replace(header, body_size=header.body_size + 1),
     lambda header: replace(header, version=1),
-], ids=str)
+], ids=["server", "kind", "begun", "finished", "to_lsn", "server_uuid", "table_set", "missing", "files", "runbook",
+        "recipients", "body_size", "version"])
 def test_no_word_of_a_manifest_can_be_another_one_than_was_sealed(
         place: MemoryDestination, keys: Keys, change: Callable[[Header], Header]) -> None:
     header, body = stored(place, keys)
