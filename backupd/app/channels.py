@@ -109,7 +109,8 @@ def findings(wiring: Wiring) -> list[Finding]:
         found += _private(heartbeat.url_file)
     found += [error("alerts", incident.message, incident.hint) for incident in wiring.catalog.incidents.open()
               if incident.kind == UNDELIVERABLE]
-    return found or [fine("alerts", f"people are told by {', '.join(names(wiring.settings))}")]
+    return found or [fine("alerts", f"people are told by {', '.join(names(wiring.settings))} (not probed: `backupd "
+                                   "alerts test` sends something to each)")]
 
 
 def _tried(work: Callable[[], object]) -> Iterator[Finding]:

@@ -76,7 +76,7 @@ def _files(info: ServerInfo) -> Iterator[Finding]:
             "run backupd on the database host, as root or the database's user",
         )
         return
-    closed = [str(path) for path in _wanted(info, datadir) if not os.access(path, os.R_OK, effective_ids=True)]
+    closed = [str(path) for path in _wanted(info, datadir) if not _can_be_read(path)]
     if not os.access(datadir, os.R_OK | os.X_OK, effective_ids=True):
         yield error("datadir", f"{datadir} cannot be read", hint)
     elif closed:
@@ -86,6 +86,18 @@ def _files(info: ServerInfo) -> Iterator[Finding]:
         yield fine("datadir", f"{datadir} can be read")
     if os.path.ismount(datadir):
         yield fine("datadir", f"{datadir} is a mount point: a restore onto it moves files in, it cannot be renamed")
+
+
+def _can_be_read(path: Path) -> bool:
+    """One byte is, where it is a file: modes alone do not know of mandatory access control."""
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                file.read(1)
+            return True
+    except OSError:
+        return False
+    return os.access(path, os.R_OK, effective_ids=True)
 
 
 def _process(session: Session, info: ServerInfo) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ from backupd.model.ids import new_id
 from backupd.model.server import ServerInfo, no_roll_forward
 from backupd.model.units import format_size
 from backupd.transfer.keyring import resolve_recipients, secret_fingerprints
+from backupd.transfer.seal import Sealer
 from policies.schema import Logical
 from storage.destination import Destination
 
@@ -225,6 +226,11 @@ def _keys(spec: PreflightSpec, now: datetime) -> Iterator[Finding]:
             until = f", until {key.expires_at:%Y-%m-%d}" if key.expires_at else ""
             yield fine("keys", f"{key.name} is {key.fingerprint}{until}")
     ours = {key.fingerprint for key in keys if key.fingerprint}
+    if not any(key.problem for key in keys):
+        try:
+            Sealer(sorted(ours), spec.gnupg_home).seal(b"a check")
+        except (KeyUnusableError, ToolError) as problem:
+            yield from_error("keys", problem)
     yield from _decryption(spec, ours, secret)
 
 
