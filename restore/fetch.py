@@ -318,4 +318,4 @@ def _names(item: _Item) -> str:
 
 
 def _one_line(error: BackupdError) -> str:
-    return " ".join(f"{error.message} {error.detail}".split())[:400]
+    return error.line[:400]

@@ -295,4 +295,4 @@ def _unreadable(name: str, key: SegmentKey, failures: Sequence[BackupdError]) ->
 
 
 def _line(error: BackupdError) -> str:
-    return " ".join(f"{error.message} {error.detail}".split())[:400]
+    return error.line[:400]

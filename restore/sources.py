@@ -44,7 +44,7 @@ def load_chain(
         except NotFoundError as error:
             if len(chain) == 1:
                 raise
-            missing.append(_line(error))
+            missing.append(error.line)
             continue
         check_entries(found.header, found.body)
         loaded.append(found)
@@ -132,10 +132,10 @@ def _load(
         except (DamagedError, DestinationError, NotFoundError) as error:
             failures.append(error)
             continue
-        return Loaded(header, body), [_line(error) for error in failures]
+        return Loaded(header, body), [error.line for error in failures]
     damages = [line for error in failures if isinstance(error, DamagedError) for line in error.damages]
     if damages:
-        others = [_line(error) for error in failures if not isinstance(error, DamagedError)]
+        others = [error.line for error in failures if not isinstance(error, DamagedError)]
         raise DamagedError(
             f"no good copy of the manifest of backup {backup_id} was found",
             damages + others,
@@ -163,15 +163,11 @@ def pinned(
                 with contextlib.suppress(NotFoundError, RefusedError):  # none of them: ``absent`` tells of each
                     pins.enter_context(pin)
             except DestinationError as error:
-                warnings.append(f"not pinned at {destination.name}: {_line(error)}")
+                warnings.append(f"not pinned at {destination.name}: {error.line}")
                 continue
             for backup, trouble in pin.absent.items():
                 lacking[backup].append(trouble)
         for errors in lacking.values():
             if errors and len(errors) == len(destinations):
                 raise errors[0]
-        yield (*warnings, *dict.fromkeys(_line(error) for errors in lacking.values() for error in errors))
-
-
-def _line(error: BackupdError) -> str:
-    return " ".join(f"{error.message} {error.detail}".split())
+        yield (*warnings, *dict.fromkeys(error.line for errors in lacking.values() for error in errors))

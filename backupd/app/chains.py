@@ -68,7 +68,7 @@ def decide(wiring: Wiring, server: ServerSettings, kind: BackupKind, info: Serve
         # What was taken of a stranger under this name is no reason to begin anew with the right server.
         chain = _newest_chain([b for b in records if not b.apart or b.server_uuid == info.server_uuid])
     except (NotFoundError, DamagedError) as error:
-        return Decision(BackupKind.PHYSICAL_FULL, reason=f"{error.message} {error.detail}".strip())
+        return Decision(BackupKind.PHYSICAL_FULL, reason=error.line)
     reason = next(_objections(wiring, server, info, chain, tool=tool, session=session, destinations=destinations,
                               recipients=recipients), "")
     if reason:

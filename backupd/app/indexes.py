@@ -103,7 +103,7 @@ def _unreadable(record: SegmentRecord, failures: Sequence[BackupdError]) -> Back
     segment = record.segment
     message = (f"what binary log {segment.file} holds from byte {segment.start} to {segment.end} cannot be read from "
                "any destination")
-    lines = [" ".join(f"{error.message} {error.detail}".split()) for error in failures] or ["no destination has it"]
+    lines = [error.line for error in failures] or ["no destination has it"]
     if failures and all(isinstance(error, DestinationError) for error in failures):
         return DestinationError(message, detail="\n".join(lines), hint="see that the destinations can be reached")
     return DamagedError(message, lines, hint="`backupd verify` looks at every copy; `backupd timeline "

@@ -205,8 +205,8 @@ def _clear_branch(wiring: Wiring, destination: Destination, decisions: Decisions
         done = replace(done, segments=done.segments + len(gone), bytes=done.bytes + sum(
             record.destinations[destination.name].stored for record in gone))
         if lock is not None:
-            text = " ".join(f"{lock.message} {lock.detail}".split())
-            return replace(done, held=(*done.held, f"binary logs of branch {branch.id} may not be removed yet: {text}"))
+            return replace(done, held=(
+                *done.held, f"binary logs of branch {branch.id} may not be removed yet: {lock.line}"))
     return done
 
 

@@ -157,7 +157,7 @@ def _found(wiring: Wiring, server: str, branches: Sequence[str], current: str, w
             failures.append(error)
     if failures:
         message = f"{len(failures)} pieces of the archive could not be read: transactions may be missing in this list"
-        lines = [" ".join(f"{error.message} {error.detail}".split()) for error in failures]
+        lines = [error.line for error in failures]
         if any(isinstance(error, DamagedError) for error in failures):
             raise DamagedError(message, lines, hint=failures[0].hint)
         raise DestinationError(message, detail="\n".join(lines), hint=failures[0].hint)

@@ -233,7 +233,7 @@ class ClientDumpRun:
         why = ""
         if self._failure is not None:
             told = self._failure
-            why = f": {told.message} {told.detail}".rstrip() if isinstance(told, BackupdError) else f": {told}"
+            why = f": {told.line}" if isinstance(told, BackupdError) else f": {told}"
         return f"{self._tool.name} did not write all of it{why}"
 
     def _check_cancelled(self) -> None:

@@ -231,7 +231,7 @@ def _chosen(
             problems.append(error)
     # What is there and does not fit says more than what is not there.
     first = next((problem for problem in problems if not isinstance(problem, ToolMissingError)), problems[0])
-    others = [f"{problem.message} {problem.detail}".strip() for problem in problems if problem is not first]
+    others = [problem.line for problem in problems if problem is not first]
     raise type(first)(first.message, detail="\n".join(filter(None, [first.detail, *others])),
                       hint=_to_install(families, version))
 

@@ -65,6 +65,11 @@ class BackupdError(Exception):
             lines.append(f"hint: {self.hint}")
         return "\n".join(lines)
 
+    @property
+    def line(self) -> str:
+        """Message and detail in one line, to be one of several."""
+        return ": ".join(" ".join(part.split()) for part in (self.message, self.detail) if part)
+
 
 class UsageError(BackupdError):
     exit_code = 2

@@ -64,5 +64,5 @@ class Locks:
             return ""
         key, error = min(self._found.items())
         more = f" and {len(self._found) - 1} more" if len(self._found) > 1 else ""
-        reason = " ".join(f"{error.message} {error.detail}".split())
+        reason = error.line
         return f"{len(self._found)} files may not be removed yet: {key}{more}: {reason}"

@@ -292,4 +292,4 @@ def _no_source(target: Destination, key: str, failures: Sequence[BackupdError]) 
 def _line(error: BackupdError) -> str:
     if isinstance(error, DamagedError) and error.damages:
         return error.damages[0]
-    return " ".join(f"{error.message} {error.detail}".split())
+    return error.line

@@ -123,4 +123,4 @@ class _Work:
 def _line(error: BackupdError) -> str:
     if isinstance(error, DamagedError) and error.damages:
         return error.damages[0]
-    return " ".join(f"{error.message} {error.detail}".split())
+    return error.line

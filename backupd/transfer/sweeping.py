@@ -84,4 +84,4 @@ def await_sweeps(destination: Destination, *, clock: Clock, alive: Alive = is_al
 
 def refusal(error: BusyError | LockedError) -> str:
     """What to say of a removal that did not begin."""
-    return " ".join(f"{error.message} {error.detail}".split())
+    return error.line
