@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from backupd.engine.backupcnf import KEY_PLUGIN, PLAIN_VALUE
+from backupd.engine.backupcnf import KEY_PLUGIN, PLAIN_VALUE, PLUGIN_DIR
 from backupd.engine.launch import FROM_BACKUP, Options, ServerConfig, option_text, options_for_copy
 from backupd.engine.toolset import row_for
 from backupd.model.server import Flavour, ServerInfo
@@ -48,6 +48,7 @@ def known_lines(names: Sequence[str], folder: str) -> str:
     """Shell that prints what is believed of the option file in a backup, as ``backupcnf.known_options`` does."""
     known = "|".join(name.replace("-", "[-_]") for name in names)
     return (f"""sed -n -E '/^({known}) *= *{PLAIN_VALUE}$/p; /^plugin[-_]load([-_]add)? *= *{KEY_PLUGIN} *$/p;"""
+            f""" \\|^plugin[-_]dir *= *"?{PLUGIN_DIR}"?$|p;"""
             f""" /^(loose[-_])?file[-_]key[-_]management[-_]/p' "{folder}/backup-my.cnf\"""")
 
 

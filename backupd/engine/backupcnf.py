@@ -25,8 +25,10 @@ KNOWN = (
 themselves lie at the top of the backup."""
 KEY_OPTIONS = "file-key-management-"
 KEY_PLUGIN = r"(file_key_management=)?file_key_management(\.so)?"
+PLUGIN_DIR = r"/usr/[A-Za-z0-9_/-]*"
 PLAIN_VALUE = r"[A-Za-z0-9_.:;, -]*"
-"""Regular expressions that a shell's tools know, too: a library that may be loaded, and values without a path."""
+"""Regular expressions that a shell's tools know, too: a library that may be loaded, the folder of the system where it is
+(mariadb-backup does not look there by itself), and values without a path."""
 
 
 def known_options(base: Path) -> dict[str, str | None]:
@@ -38,6 +40,8 @@ def known_options(base: Path) -> dict[str, str | None]:
         if option.name in ("plugin-load", "plugin-load-add"):
             known = [name for name in re.split("[;:]", option.value or "") if re.fullmatch(KEY_PLUGIN, name)]
             found |= {"plugin-load": known[-1]} if known else {}
+        elif option.name == "plugin-dir" and re.fullmatch(PLUGIN_DIR, option.value or ""):
+            found[option.name] = option.value
         elif option.name in KNOWN and not re.fullmatch(PLAIN_VALUE, option.value or ""):
             continue
         elif option.name in KNOWN or option.name.startswith(KEY_OPTIONS):
@@ -54,7 +58,11 @@ def key_files(base: Path) -> tuple[Path, ...]:
 
 def keep_known(base: Path) -> None:
     """Put into the place of backup-my.cnf one of ours, with what is known of it. Raises OSError."""
-    text = render_options({"mysqld": known_options(base)})
+    known = {name.replace("-", "_"): value for name, value in known_options(base).items()}
+    # mariadb-backup (10.11.19) looks for this line as it writes it itself: with dashes it passes over it without a
+    # word, and quotes become part of the library's name.
+    plugin = known.pop("plugin_load", None)
+    text = render_options({"mysqld": known}) + (f"plugin_load={plugin}\n" if plugin else "")
     path = base / BACKUP_CNF
     fresh = base / f"{BACKUP_CNF}.new"
     fresh.unlink(missing_ok=True)
