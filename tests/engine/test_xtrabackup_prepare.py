@@ -41,8 +41,8 @@ class Chain:
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> Chain:
-    return Chain(tmp_path)
+def chain(short_tmp: Path) -> Chain:
+    return Chain(short_tmp)
 
 
 class TestPrepare:

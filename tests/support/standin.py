@@ -21,6 +21,7 @@ from pathlib import Path
 _KNOBS, _STREAM, _ARGV, _OPTIONS, _LOGIN, _GO = (
     "knobs.json", "stream.xbs", "argv.json", "options.cnf", "login", "go")
 
+_MODULE, _SYSTEMS = "standin.py", "/usr/bin/python3"
 _KNOWN = ("--backup", "--no-version-check", "--ftwrl-wait-timeout", "--ftwrl-wait-threshold", "--ftwrl-wait-query-type",
           "--backup-lock-timeout", "--lock-ddl", "--lock-ddl-timeout")
 
@@ -78,10 +79,13 @@ class StandIn:
 
 def make(folder: Path, stream: bytes = b"", knobs: Knobs | None = None) -> StandIn:
     folder.mkdir()
+    folder.chmod(0o777)  # what prepares is not root, and a stand-in notes how it was called
+    shutil.copy(__file__, folder / _MODULE)
+    python = _SYSTEMS if os.access(_SYSTEMS, os.X_OK) else sys.executable  # which others may run, too
     (folder / _STREAM).write_bytes(stream)
     (folder / _KNOBS).write_text(json.dumps(asdict(knobs or Knobs())))
     made = StandIn(folder)
-    made.path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {Path(__file__).resolve()} {folder} "$@"\n')
+    made.path.write_text(f'#!/bin/sh\nexec {python} -S {folder / _MODULE} {folder} "$@"\n')
     made.path.chmod(0o755)
     return made
 
