@@ -17,7 +17,7 @@ _BACKUP: dict[str, Any] = {
     "position": {"file": "mysql-bin.000042", "pos": 4711, "gtid": "0-1-1099"}, "flavour": "mariadb",
     "server_version": "10.11.19", "tool_version": "10.11.19", "pinned": False, "warnings": [], "from_lsn": 0,
     "to_lsn": 48211022, "reason": "", "set": "", "tables_missing": 0, "protected": True, "apart": False,
-    "partial": False, "missing": [], "doubtful": "",
+    "partial": False, "missing": [], "doubtful": "", "foreign": False,
     "copies": [{"destination": "local", "state": "complete", "stored_at": "2026-11-21T02:07:12Z",
                 "verified_at": "2026-11-21T05:00:00Z"}]}
 

@@ -27,8 +27,8 @@ KEY_OPTIONS = "file-key-management-"
 KEY_PLUGIN = r"(file_key_management=)?file_key_management(\.so)?"
 PLUGIN_DIR = r"/usr/[A-Za-z0-9_/-]*"
 PLAIN_VALUE = r"[A-Za-z0-9_.:;, -]*"
-"""Regular expressions that a shell's tools know, too: a library that may be loaded, the folder of the system where it is
-(mariadb-backup does not look there by itself), and values without a path."""
+"""Regular expressions that a shell's tools know, too: a library that may be loaded, the folder of the system where it
+is (mariadb-backup does not look there by itself), and values without a path."""
 
 
 def known_options(base: Path) -> dict[str, str | None]:

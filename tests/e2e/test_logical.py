@@ -66,7 +66,7 @@ def test_dumps_of_different_sets_are_taken_and_looked_after(house: House) -> Non
 
 
 def test_what_cannot_be_taken_is_refused(house: House) -> None:
-    assert "it has: money, small" in house.fails("backup", SERVER, "--kind", "logical", "--set", "nix").all
+    assert "it has: money, small" in house.fails("backup", SERVER, "--kind", "logical", "--set", "nix", code=2).all
     assert "--kind logical" in house.fails("backup", SERVER, "--tables", "shop.orders", code=2).all
     assert "no table to dump" in house.fails("backup", SERVER, "--kind", "logical", "--tables", "shop.nix").all
     house.fails("backup", SERVER, "--kind", "logical", "--tables", "nonsense", code=2)

@@ -200,7 +200,8 @@ def test_an_unmounted_destination_is_not_mistaken_for_a_new_one(house: House) ->
 ])
 def test_a_target_without_a_backup_is_refused_and_the_nearest_are_named(house: House, target: str, word: str) -> None:
     house.backup()
-    done = house.fails("restore", SERVER, "--to", target, "--datadir", str(house.base / "restored"))
+    done = house.fails("restore", SERVER, "--to", target, "--datadir", str(house.base / "restored"),
+                       code=2 if target.startswith("backup:") else 1)
     assert word in done.err
     assert not (house.base / "restored").exists()
 

@@ -16,6 +16,7 @@ from backupd.model.binlog import Ending, SegmentKey
 from backupd.model.server import Position
 from backupd.transfer import segments
 from backupd.transfer.pin import Pin
+from backupd.transfer.recorded import RecordedDestination
 from storage import layout
 from storage.destination import Destination
 from tests.app.logstore import BRANCH, key_of, store
@@ -151,7 +152,9 @@ def test_what_is_there_already_and_means_something_else_is_never_overwritten(
     store(one.wiring, keys, logs[:1], places=("local",))
     one.at("offsite").initialise(one.clock())
     header = segments.load_header(one.at(), SERVER, key_of(logs[0]))
-    segments._commit(one.at("offsite"), replace(header, segment=replace(header.segment, sha256="0" * 64)))
+    offsite = one.at("offsite")
+    assert isinstance(offsite, RecordedDestination)
+    segments._commit(offsite._inner, replace(header, segment=replace(header.segment, sha256="0" * 64)))
     before = everything(one.at("offsite"))
     done = step(one)
     assert "holds another binary log" in done.troubles[0]

@@ -49,10 +49,10 @@ class House:
         builder = Builder(self.keys)
         uid = str(server.pop("server_uuid", "uid-1"))
         info = server_info(server_uuid=uid, **server)
-        header, _body = builder.manifest(
+        header, body = builder.manifest(
             builder.entries({"ibdata1": b"system"}), info=info, receipts=lsns, backup_id=backup, parent=parent
         )
-        builder.put(self.place, change(replace(header, server_uuid=uid)))
+        builder.put(self.place, change(builder.sealed_for(replace(header, server_uuid=uid), body)))
 
     def load(self, *chain: str) -> list[Body]:
         loaded, _warnings = load_chain("shop", chain or CHAIN, [self.place], Unsealer(self.keys.secret_home))
@@ -112,7 +112,9 @@ def test_an_increment_of_another_server_or_series_is_refused(house: House) -> No
 
 def test_a_clear_manifest_that_was_made_to_fit_is_not_believed(house: House) -> None:
     house.put(SECOND, FULL, receipts(100, 200), lambda header: replace(header, parent=FIRST))
-    assert house.broken() == [f"{SECOND}: its clear manifest is not the one that was sealed with it"]
+    with pytest.raises(DamagedError, match=f"no good copy of the manifest of backup {SECOND}") as damaged:
+        house.load()
+    assert "the clear manifest is not the one that was sealed with it" in damaged.value.damages[0]
 
 
 def test_a_chain_of_which_each_destination_has_a_part_is_pinned_where_its_parts_are(house: House) -> None:

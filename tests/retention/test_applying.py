@@ -240,7 +240,7 @@ def test_a_backup_that_the_catalog_does_not_know_counts_too(shelf: Make) -> None
     keep(one.wiring, newest, pinned=True)
     apply(one.wiring, SERVER, one.run())
     assert full in one.present()
-    assert "20261121T000002Z-00000002" in {record.id for record in one.catalog.backups.list()}
+    assert "20261121T000002Z-00000002" in {record.id for record in one.catalog.backups.list(foreign=True)}
 
 
 def test_a_server_that_is_no_longer_configured_keeps_what_it_has(shelf: Make) -> None:
