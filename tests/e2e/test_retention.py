@@ -163,10 +163,10 @@ def events(house: House, kind: str) -> list[str]:
 def test_a_backup_onto_a_full_disk_gets_room_from_what_expired_and_from_nothing_else(house: House, disk: Path) -> None:
     newest = house.backup()["id"]
     fat = Stock(FilesystemDestination("local", house.repository), SERVER).add(1, {"t": os.urandom(30 * 2**20)})
-    house.run("fsck", "--repair")  # takes it in
+    house.run("fsck", "--repair")  # shows it; its bytes are none that `catalog adopt` could read
     with sqlite3.connect(house.base / "catalog.db") as connection:
         ended = (datetime.now(UTC) - timedelta(days=9)).strftime("%Y-%m-%d %H:%M:%S.%f")
-        connection.execute("UPDATE backups SET finished_at = ? WHERE id = ?", (ended, fat.backup_id))
+        connection.execute('UPDATE backups SET finished_at = ?, "foreign" = 0 WHERE id = ?', (ended, fat.backup_id))
     connection.close()
     house.policy_extra = "retention: {local: {keep_fulls: 1}}\n"
     house.write()
