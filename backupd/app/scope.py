@@ -49,7 +49,7 @@ def require_target(wiring: Wiring, server: str, text: str) -> None:
                                hint=f"`backupd timeline {server}` shows those that there are")
     if isinstance(target.goal, AtBackup):
         backup = target.goal.backup_id
-        if not any(record.id == backup for record in wiring.catalog.backups.list(server)):
+        if not any(record.id == backup for record in wiring.catalog.backups.list(server, foreign=True)):
             raise unknown_backup(server, backup)
 
 

@@ -22,7 +22,8 @@ from backupd.model.server import Position, Version
 from backupd.model.table import TableName
 
 _FIRST_GTID = "OFF_PERMISSIVE"
-_TELLS_APPLYING = Version(8, 0)
+_TELLS_APPLYING = _SIDE_BY_SIDE = Version(8, 0)
+"""From here on it tells what a worker applies, and transactions are applied side by side."""
 _WAITING = ("", "Waiting for an event from Coordinator", "Waiting for master to send event")
 """What threads of the replication of 5.7 that have nothing to do say of themselves."""
 _STOPPED_FOR_ANOTHER = 3030
@@ -47,10 +48,6 @@ class Words:
             change="CHANGE REPLICATION SOURCE" if version >= Version(8, 0, 23) else "CHANGE MASTER",
             reset="RESET BINARY LOGS AND GTIDS" if version >= Version(8, 2) else "RESET MASTER",
             public_key=version >= Version(8, 0, 4))
-
-
-_SIDE_BY_SIDE = Version(8, 0)
-"""From here on transactions are applied side by side."""
 
 
 class MysqlApplier:

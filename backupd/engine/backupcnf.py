@@ -14,6 +14,7 @@ from pathlib import Path
 from backupd.engine.defaults import read_option_file
 from backupd.engine.receipts import BACKUP_CNF
 from backupd.process.optionfile import render_options
+from backupd.process.otherfolders import write_anew
 
 KNOWN = (
     "innodb-page-size", "innodb-data-file-path", "innodb-undo-tablespaces", "innodb-checksum-algorithm",
@@ -63,13 +64,5 @@ def keep_known(base: Path) -> None:
     # word, and quotes become part of the library's name.
     plugin = known.pop("plugin_load", None)
     text = render_options({"mysqld": known}) + (f"plugin_load={plugin}\n" if plugin else "")
-    path = base / BACKUP_CNF
-    fresh = base / f"{BACKUP_CNF}.new"
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    if os.geteuid() == 0:
-        status = base.stat()
-        os.chown(fresh, status.st_uid, status.st_gid)
-    fresh.replace(path)
+    status = base.stat()
+    write_anew(base / BACKUP_CNF, text.encode(), owner=(status.st_uid, status.st_gid) if os.geteuid() == 0 else None)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from backupd.engine.installation import server_options
-from backupd.engine.launch import DATABASE_USER, START_SECONDS, Options, give
-from backupd.engine.sandbox import confine, is_available
+from backupd.engine.launch import START_SECONDS, Options, give
+from backupd.engine.sandbox import DATABASE_USER, confine, is_available
 from backupd.engine.toolset import NO_PATHS, row_for
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.command import Command, locate

@@ -27,7 +27,7 @@ from typing import Self
 from backupd.engine.backupcnf import KEY_OPTIONS, known_options
 from backupd.engine.client import Connection
 from backupd.engine.installation import server_options
-from backupd.engine.sandbox import confine, is_available
+from backupd.engine.sandbox import DATABASE_USER, confine, is_available
 from backupd.engine.sourcezone import HERE, Zone
 from backupd.model.errors import CancelledError, ToolError
 from backupd.process import otherfolders
@@ -38,7 +38,6 @@ from backupd.process.otherfolders import open_to_append, write_anew
 from backupd.process.redact import redact
 from backupd.process.supervise import Child, spawn, stop
 
-DATABASE_USER = "mysql"
 SOCKET_LIMIT = 107
 """Bytes of the longest socket path (unix(7), less the final NUL)."""
 START_SECONDS = 600.0

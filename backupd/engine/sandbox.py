@@ -34,7 +34,8 @@ from backupd.process.command import Command, find_account, locate
 from backupd.process.run import run
 
 WORKER = "backupd-sandbox"
-FALLBACK = "mysql"
+DATABASE_USER = "mysql"
+"""Who databases run as."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
@@ -50,7 +51,7 @@ def worker() -> str | None:
     None: we are not root, and work as ourselves. Raises RefusedError where there is neither."""
     if os.geteuid() != 0:
         return None
-    for name in (WORKER, FALLBACK):
+    for name in (WORKER, DATABASE_USER):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name).pw_name
     raise RefusedError(
@@ -74,7 +75,7 @@ def ways(user: str | None = None) -> tuple[Way, ...]:
 @functools.cache
 def _works(way: Way, user: str | None) -> bool:
     try:
-        made = _made(Command(("true",), user=user), way, (), (), network_of=None, network=False)
+        made = _made(Command(("true",), user=user), way, (), (), network_of=None)
         return run(made, check=False, timeout=20).returncode == 0
     except BackupdError:
         return False
@@ -97,11 +98,10 @@ def can_confine(program: str) -> bool:
 
 def confine(
     command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), network_of: int | None = None,
-    network: bool = False,
 ) -> Command:
     """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all there is
     besides the programs. No network, or that of process ``network_of``, which is in another sandbox: one loopback that
-    these two share with nobody; or the host's (``network``). Root's commands have a ``user``, who is not root.
+    these two share with nobody. Root's commands have a ``user``, who is not root.
 
     Raises RefusedError where that user cannot reach the folders, and root cannot bring him there.
     """
@@ -116,7 +116,7 @@ def confine(
                 f"the user {command.user} cannot reach what {command.program} is to work on", detail=lost,
                 hint="let others pass through the folders above it (chmod o+x), or choose another place")
         way = Way.ROOT
-    return _made(command, way, writable, places, network_of=network_of, network=network)
+    return _made(command, way, writable, places, network_of=network_of)
 
 
 def _way_of(process: int) -> Way:
@@ -139,7 +139,6 @@ def _out_of_reach(user: str | None, paths: Sequence[Path]) -> str:
 
 def _made(
     command: Command, way: Way, writable: Iterable[Path], readable: Iterable[Path], *, network_of: int | None,
-    network: bool,
 ) -> Command:
     argv = []
     if network_of is not None:
@@ -149,7 +148,7 @@ def _made(
             argv += [f"--user=/proc/{network_of}/ns/user", "--preserve-credentials"]
         argv += ["--"]
     argv += [locate("bwrap"), *_frame(writable, readable)]
-    if network_of is None and not network:
+    if network_of is None:
         argv += ["--unshare-net"]
     argv += ["--chdir", str(command.cwd or "/"), "--cap-drop", "ALL"]
     user = command.user
@@ -181,7 +180,7 @@ def _frame(writable: Iterable[Path], readable: Iterable[Path]) -> list[str]:
         for parent in reversed(path.parents[:-1]):
             if parent not in made and not is_of_the_system(parent):
                 made.add(parent)
-                open_above = parent.parent == Path("/tmp")  # noqa: S108
+                open_above = parent.parent == Path("/tmp")  # noqa: S108  inside the sandbox
                 argv += ["--perms", "0755", "--tmpfs" if open_above else "--dir", str(parent)]
                 closed += [str(parent)] if open_above else []
         made.add(path)

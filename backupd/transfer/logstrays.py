@@ -1,5 +1,4 @@
-"""What lies among the binary logs of a destination and belongs to no segment; what dead uploads left is removed.
-"""
+"""What lies among the binary logs of a destination and belongs to no segment; what dead uploads left is removed."""
 
 from __future__ import annotations
 

@@ -89,6 +89,7 @@ def test_what_nobody_here_took_is_foreign_until_somebody_adopts_it(shared_server
         assert "+foreign" in house.run("backups", SERVER).out
         assert house.ok("plan", SERVER, "--to", "latest")["backup"] == own, "though it is older"
         assert house.ok("plan", SERVER, "--to", f"backup:{theirs}")["backup"] == theirs, "by its own id"
+        assert house.ok("restore", SERVER, "--to", f"backup:{theirs}", "--datadir", str(house.base / "theirs"))
         assert "catalog adopt" in house.fails("backups", "delete", theirs).all
         kept = house.ok("retention", SERVER)
         assert f"catalog adopt {theirs}" in str(kept)

@@ -70,11 +70,11 @@ def turned_back(wiring: Wiring, tmp_path: Path, places: tuple[str, ...]) -> str:
     return then
 
 
-def rebuilt(wiring: Wiring, tmp_path: Path, **more: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def rebuilt(wiring: Wiring, tmp_path: Path, **more: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a new catalog is told by a rebuild from ``local``: heads, problems."""
     with open_catalog(f"sqlite:///{tmp_path}/new.db") as catalog:
         service = Service(Wiring(wiring.settings, catalog, wiring.clock), "")
-        done = service.upkeep.rebuild("local", silent, **more)  # type: ignore[arg-type]  # tests give any of them
+        done = service.upkeep.rebuild("local", silent, **more)
     return done.heads, done.problems
 
 
