@@ -9,7 +9,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --system --gid 999 mysql \
     && useradd --system --uid 999 --gid mysql --home-dir /nonexistent --no-create-home \
-        --shell /usr/sbin/nologin mysql
+        --shell /usr/sbin/nologin mysql \
+    && useradd --system --user-group --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin backupd-sandbox
 
 COPY . /opt/backupd
 RUN python3 -m venv /opt/venv \

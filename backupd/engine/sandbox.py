@@ -34,6 +34,8 @@ from backupd.process.command import Command, find_account, locate
 from backupd.process.run import run
 
 WORKER = "backupd-sandbox"
+MAKE_WORKER = ("useradd --system --user-group --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin "
+               f"{WORKER}")
 DATABASE_USER = "mysql"
 """Who databases run as."""
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -56,7 +58,7 @@ def worker() -> str | None:
             return pwd.getpwnam(name).pw_name
     raise RefusedError(
         f"there is no user {WORKER} on this machine: programs that read backups are never run as root",
-        hint=f"useradd --system --user-group --no-create-home --shell /usr/sbin/nologin {WORKER}, or scripts/setup")
+        hint=f"scripts/setup makes it, or: {MAKE_WORKER}")
 
 
 def is_available(user: str | None = None) -> bool:

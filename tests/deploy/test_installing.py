@@ -12,6 +12,7 @@ import typer
 
 from backupd.app.settings import Settings, load_settings
 from backupd.cli.main import app
+from backupd.engine.sandbox import MAKE_WORKER, WORKER
 from tests.support.unit import service, writable
 
 ROOT = Path(__file__).parents[2]
@@ -120,3 +121,11 @@ def test_the_image_holds_what_setup_would_install() -> None:
     (needs,) = re.findall(r'^needs="([^"]*)"$', (ROOT / "scripts" / "setup").read_text(), re.MULTILINE)[:1]
     packages = {line.partition("|")[2] for line in needs.splitlines()}
     assert packages <= set(image.split()), "the container needs what a host needs"
+
+
+def test_setup_and_the_image_make_the_user_that_the_guide_and_the_program_name() -> None:
+    image, setup = ((ROOT / name).read_text() for name in ("Dockerfile", "scripts/setup"))
+    assert MAKE_WORKER in image
+    assert f"{MAKE_WORKER}\n" in list(blocks(""))
+    assert MAKE_WORKER.replace(WORKER, '"$1"') in setup
+    assert f"\nmake_user {WORKER}\n" in setup
