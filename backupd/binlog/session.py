@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +16,12 @@ from backupd.binlog.approach import Start
 from backupd.binlog.evidence import Comparison, ending_of, head_of
 from backupd.binlog.readable import DamagedCopyError
 from backupd.binlog.spool import Spool, Spooled
-from backupd.engine.binlogtool import BinlogTool, EndKind, end_kind
+from backupd.engine.binlogtool import BinlogTool, EndKind, end_kind, not_made
 from backupd.engine.client import Connection
-from backupd.model.binlog import Branch, Ending
-from backupd.model.errors import CancelledError, ToolError
+from backupd.engine.logclient import log_client
+from backupd.model.binlog import Branch, Ending, is_log_name
+from backupd.model.errors import CancelledError, MisnamedError, ToolError
 from backupd.process.command import Command
-from backupd.process.optionfile import option_file
 from backupd.process.stderr import StderrReader
 from backupd.process.supervise import Child, spawn, stop
 
@@ -73,25 +73,23 @@ class Copier:
         return End(end_kind(said), code, said)
 
 
-@contextlib.contextmanager
-def options_of(tool: BinlogTool, connection: Connection) -> Iterator[Path]:
-    """The option file with which the program reaches the server."""
-    with option_file(tool.option_groups(connection)) as path:
-        yield path
-
-
 def fetch(tool: BinlogTool, connection: Connection, spool: Spool, name: str, *, connection_id: int, stall: float,
           cancel: threading.Event) -> Path:
     """Copy one of the server's files as it is now into ``spool.incoming``.
 
-    Raises ToolError (also when nothing has come for ``stall`` seconds), CancelledError, OSError.
+    Raises ToolError (also when nothing has come for ``stall`` seconds), MisnamedError, CancelledError, OSError.
     """
     spool.clear_incoming()
     target = spool.incoming / name
-    with options_of(tool, connection) as options, \
-            Copier(tool.fetch(options, spool.incoming, name, connection_id)) as copier:
+
+    def collect() -> None:
+        spool.collect(connection.address, lambda found: found == name)
+
+    with log_client(tool, connection) as client, \
+            Copier(client.fetch(spool.intake, name, connection_id)) as copier:
         size, moved = -1, time.monotonic()
         while (end := copier.ended()) is None:
+            collect()
             if cancel.wait(0.05):
                 raise CancelledError(f"stopped while {name} was copied from {connection.address}")
             if target.exists() and (now := target.stat().st_size) != size:
@@ -99,10 +97,18 @@ def fetch(tool: BinlogTool, connection: Connection, spool: Spool, name: str, *, 
             if time.monotonic() - moved > stall:
                 raise ToolError(f"nothing of {name} has come from {connection.address} for {stall:.0f} s",
                                 hint="it is tried again")
+    collect()
+    refuse_misnamed(end, connection)
     if end.code != 0:
         raise ToolError(f"{name} cannot be copied from {connection.address}", detail=end.said,
                         hint="it is tried again")
     return target
+
+
+def refuse_misnamed(end: End, connection: Connection) -> None:
+    """Raises MisnamedError where the program was told to write what it cannot reach, and is no binary log's name."""
+    if end.kind is EndKind.MISNAMED and not is_log_name(name := not_made(end.said)):
+        raise MisnamedError(name, connection.address)
 
 
 class Session:
@@ -139,8 +145,8 @@ class Session:
     def __enter__(self) -> Self:
         self._spool.clear_incoming()
         with contextlib.ExitStack() as stack:
-            options = stack.enter_context(options_of(self._tool, self._connection))
-            command = self._tool.stream(options, self._spool.incoming, self.start.name, self._id)
+            client = stack.enter_context(log_client(self._tool, self._connection))
+            command = client.stream(self._spool.intake, self.start.name, self._id)
             self._copier = stack.enter_context(Copier(command))
             self._open = stack.pop_all()
         return self
@@ -150,11 +156,12 @@ class Session:
         self._open.close()
 
     def tick(self) -> None:
-        """Look at what came. Raises OSError, and what ``is_whole`` raises."""
+        """Look at what came. Raises MisnamedError, OSError, and what ``is_whole`` raises."""
         # First the program, then its files: after its end nothing more comes to them.
         end = self._copier.ended() if self._copier else None
         self._look()
         if end is not None:
+            refuse_misnamed(end, self._connection)
             self.end = end
 
     @property
@@ -174,6 +181,7 @@ class Session:
 
     def _look(self) -> None:
         branch = self.start.branch
+        self._spool.collect(self._connection.address, lambda name: is_log_name(name) and branch.number(name) > 0)
         found = sorted((number, path) for path in self._spool.incoming.iterdir()
                        if (number := branch.number(path.name)))
         for place, (number, path) in enumerate(found):

@@ -1,12 +1,13 @@
 """The spool of one server: binary logs as they come, in plain files, until every destination has them.
 
-A folder of ours alone (0700, files 0600)::
+A folder of ours alone (0711 where the copying program runs as another user, else 0700; files 0600)::
 
     lock             held by the one stream of this server
     state.json       branches, gaps, files that ended, what was last seen of the server, and since when it is known to
                      write no binary log; replaced as a whole
     branches/<branch>/<file>
-    incoming/        where the program writes; what lies there was not compared yet
+    intake/          where the program writes, who owns it: nothing is believed or opened there (see ``logclient``)
+    incoming/        what was taken from there, and may still grow; it was not compared yet
 
 A file comes into ``branches`` by a rename, after it was shown to go on from what is there, and the program goes on
 writing to it there. So it grows, and its end may be half an event. It counts as ended when its successor comes or its
@@ -28,7 +29,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -36,14 +37,18 @@ from typing import Any
 
 from backupd.binlog.evidence import Fingerprint, Seen, ending_of, fingerprint_of
 from backupd.binlog.spoolstate import Entry, Left, State, decode, encode
+from backupd.engine.logclient import collect, make_intake
+from backupd.engine.sandbox import worker
 from backupd.model.binlog import Branch, Ending, Gap
 from backupd.model.errors import BusyError, DamagedError, RefusedError
 from backupd.model.server import Position
 from backupd.process.durable import sync_folder, write_whole
+from backupd.process.folders import make_passable
 
 _STATE = "state.json"
 _BRANCHES = "branches"
 _INCOMING = "incoming"
+_INTAKE = "intake"
 _REMEMBERED = 8
 """Removed files of which it is remembered what they were."""
 
@@ -79,6 +84,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.incoming = folder / _INCOMING
+        self.intake = folder / _INTAKE
         self._guard = threading.RLock()
         self._state: State | None = None
         self._doubts: dict[tuple[str, int], Doubt] = {}
@@ -103,7 +109,7 @@ class Spool:
         for folder, _folders, names in os.walk(self.folder):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
-                    total += (Path(folder) / name).stat().st_size
+                    total += (Path(folder) / name).lstat().st_size
         return total
 
     def sync(self, file: Spooled) -> int:
@@ -168,6 +174,10 @@ class Spool:
             for folder in (self.folder, self.folder / _BRANCHES, self.incoming):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 folder.chmod(0o700)
+            if worker() is not None:  # who copies comes to the intake by its path
+                for folder in (self.folder, *self.folder.parents[:2]):
+                    make_passable(folder)
+            make_intake(self.intake)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise RefusedError(f"the spool {self.folder} cannot be used: {error.strerror}",
@@ -320,6 +330,11 @@ class Spool:
         """Nothing of an earlier program is of use. Raises OSError."""
         shutil.rmtree(self.incoming, ignore_errors=True)
         self.incoming.mkdir(mode=0o700, exist_ok=True)
+        make_intake(self.intake)
+
+    def collect(self, address: str, expected: Callable[[str], bool]) -> None:
+        """Bring what the program has made to ``incoming``. Raises as ``logclient.collect``."""
+        collect(self.intake, self.incoming, address, expected=expected)
 
     # --- how
 

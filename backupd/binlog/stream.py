@@ -61,6 +61,7 @@ _SAID = {
     EndKind.TWIN: "another program reads this server's binary log with the same connection id",
     EndKind.DENIED: "the server does not let this account read its binary log",
     EndKind.DISK: "there is no room in the spool's file system",
+    EndKind.MISNAMED: "the copying program cannot make a file",
     EndKind.OTHER: "the copying program failed",
 }
 _HINTS = {

@@ -18,7 +18,8 @@ from backupd.engine.client import Connection, Session, error_code, is_denied
 from backupd.engine.dialect import Dialect, dialect_of
 from backupd.engine.history import current_lsn
 from backupd.engine.probe import flavour_of, read_dialect
-from backupd.model.errors import RefusedError, ServerError
+from backupd.model.binlog import is_log_name
+from backupd.model.errors import MisnamedError, RefusedError, ServerError
 from backupd.model.gtid import plus
 from backupd.model.server import Flavour, Position, Version
 
@@ -81,7 +82,8 @@ class Expiry:
 
 class BinlogSource:
     """One server, asked again and again. ``marker``: gives the id of the restore that a local datadir (its path) came
-    from, "" for none. All methods raise ServerError; ``look`` UnloggedError where no binary log is written."""
+    from, "" for none. All methods raise ServerError; ``look`` UnloggedError where no binary log is written,
+    and MisnamedError for a name that none has."""
 
     def __init__(self, connection: Connection, *, marker: Callable[[str], str] = lambda _datadir: "") -> None:
         self.connection = replace(connection, answer_timeout=connection.answer_timeout or _ANSWER_SECONDS)
@@ -169,7 +171,7 @@ def _position(session: Session, dialect: Dialect) -> Position:
     if not rows:
         raise _no_binary_log(session.connection.address)
     gtid = str(session.scalar(dialect.executed_gtid) or "").replace("\n", "")
-    return Position(str(rows[0]["File"]), int(rows[0]["Position"]), gtid)
+    return Position(_checked(str(rows[0]["File"]), session), int(rows[0]["Position"]), gtid)
 
 
 def _history(session: Session, flavour: Flavour, position: Position) -> str:
@@ -195,11 +197,16 @@ def _logs(session: Session) -> tuple[ListedLog, ...]:
         raise
     found = []
     for row in rows:
-        name, size = str(row["Log_name"]), int(row["File_size"])
-        number = name.rpartition(".")[2]
-        if number.isdecimal():
-            found.append(ListedLog(name, int(number), size))
+        name = _checked(str(row["Log_name"]), session)
+        found.append(ListedLog(name, int(name.rpartition(".")[2]), int(row["File_size"])))
     return tuple(found)
+
+
+def _checked(name: str, session: Session) -> str:
+    """A name becomes an argument and a file's: raises MisnamedError for what is no binary log's."""
+    if not is_log_name(name):
+        raise MisnamedError(name, session.connection.address)
+    return name
 
 
 def _no_binary_log(address: str) -> UnloggedError:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,6 +55,8 @@ class EndKind(StrEnum):
     DENIED = "denied"
     DISK = "disk"
     """No room here."""
+    MISNAMED = "misnamed"
+    """It was told to write a file that it must not, or cannot, make."""
     OTHER = "other"
 
 
@@ -69,6 +72,8 @@ _SAID = (
     ("I/O error reading log event", EndKind.TORN),
     ("Could not write into log file", EndKind.DISK),
     ("No space left on device", EndKind.DISK),
+    ("Could not create log file", EndKind.MISNAMED),
+    ("Could not create output log file", EndKind.MISNAMED),
     ("Access denied", EndKind.DENIED),
     ("REPLICATION SLAVE", EndKind.DENIED),
     ("unknown option", EndKind.DENIED),
@@ -77,6 +82,15 @@ _SAID = (
     ("Lost connection", EndKind.LOST),
     ("Got error reading packet", EndKind.LOST),
 )
+
+
+_NOT_MADE = re.compile(r"Could not create (?:output )?log file:? '?(?:\./)?(?P<name>.*?)'?$", re.MULTILINE)
+
+
+def not_made(stderr: str) -> str:
+    """The file that the program could not make, by its last words; "" where that is not why it ended."""
+    found = _NOT_MADE.search(stderr)
+    return found["name"] if found else ""
 
 
 def end_kind(stderr: str) -> EndKind:
@@ -108,8 +122,9 @@ class BinlogTool:
         return client_options(connection, mariadb=self.flavour is Flavour.MARIADB)
 
     def _command(self, option_file: Path, folder: Path, *options: str) -> Command:
+        # Relative to where it begins: it may not be able to come there by any path.
         return Command((self.tool.path, f"--defaults-file={option_file}", "--read-from-remote-server", "--raw",
-                        f"--result-file={folder}/", *options))
+                        "--result-file=./", *options), cwd=folder)
 
 
 def _from(start: int) -> list[str]:

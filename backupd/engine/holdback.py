@@ -22,11 +22,13 @@ from pathlib import Path
 
 from backupd.engine.binlogtool import BinlogTool
 from backupd.engine.client import Connection
+from backupd.engine.logclient import log_client, make_intake
+from backupd.engine.sandbox import worker
 from backupd.model.errors import CancelledError, ToolError
 from backupd.model.server import Position, Tool
 from backupd.process.command import Command
 from backupd.process.durable import write_whole
-from backupd.process.optionfile import option_file
+from backupd.process.folders import make_passable
 from backupd.process.stderr import StderrReader
 from backupd.process.supervise import spawn, stop
 
@@ -68,6 +70,9 @@ def tried(tool: BinlogTool, connection: Connection, position: Position, spool: P
         return Trial(found)
     spool.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=spool, prefix="trial-") as folder:
+        if worker() is not None:  # who copies comes to its own folder by its path
+            for passed in (spool, Path(folder)):
+                make_passable(passed)
         trial = _try(tool, connection, position, Path(folder), connection_id, cancel or threading.Event())
     if trial.holds is not None:
         write_whole(memory, json.dumps({**known, name: trial.holds}).encode())
@@ -77,15 +82,15 @@ def tried(tool: BinlogTool, connection: Connection, position: Position, spool: P
 def _try(tool: BinlogTool, connection: Connection, position: Position, folder: Path, connection_id: int,
          cancel: threading.Event) -> Trial:
     going, ending = folder / "going", folder / "ending"
-    going.mkdir()
-    ending.mkdir()
-    with option_file(tool.option_groups(connection)) as options, \
-            _Program(tool.stream(options, going, position.file, connection_id, start=position.pos)) as one:
+    for intake in (going, ending):
+        make_intake(intake)
+    with log_client(tool, connection) as client, \
+            _Program(client.stream(going, position.file, connection_id, start=position.pos)) as one:
         if (said := one.wait(going / position.file, cancel)) is not None:
             return Trial(None, said)
         if _size(going / position.file):
             return Trial(False)
-        with _Program(tool.fetch(options, ending, position.file, connection_id + 1, start=position.pos)) as other:
+        with _Program(client.fetch(ending, position.file, connection_id + 1, start=position.pos)) as other:
             said = other.wait(None, cancel)
         if said != "" or not _size(ending / position.file):
             return Trial(None, said or f"nothing of {position.file} came from {connection.address}")
@@ -141,7 +146,7 @@ class _Program:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except FileNotFoundError:
         return 0
 

@@ -100,10 +100,12 @@ def can_confine(program: str) -> bool:
 
 def confine(
     command: Command, *, writable: Sequence[Path], readable: Sequence[Path] = (), network_of: int | None = None,
+    network: bool = False, scratch: bool = True,
 ) -> Command:
     """``command`` inside a sandbox where ``writable`` and ``readable`` (files or folders, absolute) are all there is
     besides the programs. No network, or that of process ``network_of``, which is in another sandbox: one loopback that
-    these two share with nobody. Root's commands have a ``user``, who is not root.
+    these two share with nobody; or the host's (``network``). ``scratch``: it may write into a /tmp that goes with it.
+    Root's commands have a ``user``, who is not root.
 
     Raises RefusedError where that user cannot reach the folders, and root cannot bring him there.
     """
@@ -118,7 +120,7 @@ def confine(
                 f"the user {command.user} cannot reach what {command.program} is to work on", detail=lost,
                 hint="let others pass through the folders above it (chmod o+x), or choose another place")
         way = Way.ROOT
-    return _made(command, way, writable, places, network_of=network_of)
+    return _made(command, way, writable, places, network_of=network_of, network=network, scratch=scratch)
 
 
 def _way_of(process: int) -> Way:
@@ -141,6 +143,7 @@ def _out_of_reach(user: str | None, paths: Sequence[Path]) -> str:
 
 def _made(
     command: Command, way: Way, writable: Iterable[Path], readable: Iterable[Path], *, network_of: int | None,
+    network: bool = False, scratch: bool = True,
 ) -> Command:
     argv = []
     if network_of is not None:
@@ -149,8 +152,8 @@ def _made(
             # Who is not root may enter only as a member of the sandbox's own user namespace.
             argv += [f"--user=/proc/{network_of}/ns/user", "--preserve-credentials"]
         argv += ["--"]
-    argv += [locate("bwrap"), *_frame(writable, readable)]
-    if network_of is None:
+    argv += [locate("bwrap"), *_frame(writable, readable, scratch=scratch)]
+    if network_of is None and not network:
         argv += ["--unshare-net"]
     argv += ["--chdir", str(command.cwd or "/"), "--cap-drop", "ALL"]
     user = command.user
@@ -164,7 +167,7 @@ def _made(
                    wrapped=command.program)
 
 
-def _frame(writable: Iterable[Path], readable: Iterable[Path]) -> list[str]:
+def _frame(writable: Iterable[Path], readable: Iterable[Path], *, scratch: bool) -> list[str]:
     argv = ["--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     for folder in SYSTEM_FOLDERS:
         argv += ["--ro-bind-try", folder, folder]
@@ -176,7 +179,7 @@ def _frame(writable: Iterable[Path], readable: Iterable[Path]) -> list[str]:
     mounts = [(path, "--ro-bind") for path in readable] + [(path, "--bind") for path in writable]
     made: set[Path] = set()
     # Who made the sandbox owns its folders: what is above the given ones must not take files that nobody would find.
-    closed = ["/dev", "/run", "/"]
+    closed = ["/dev", "/run", *(() if scratch else ("/tmp",)), "/"]  # noqa: S108  inside the sandbox
     # Outer folders first: a mount hides what was mounted below it before.
     for path, kind in sorted(mounts, key=lambda mount: len(mount[0].parts)):
         for parent in reversed(path.parents[:-1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +17,15 @@ INDEX_FORMAT = "backupd-index/1"
 MAGIC = b"\xfebin"
 FIRST_EVENT = len(MAGIC)
 """Where the first event of a binary log starts."""
+
+
+_LOG_NAME = re.compile(r"[^-./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]*\.[0-9]{6,10}")
+_LONGEST_NAME = 255
+
+
+def is_log_name(name: str) -> bool:
+    """Could a server's binary log be called so? No path, no option, nothing hidden: ``binlog.000042``."""
+    return _LOG_NAME.fullmatch(name) is not None and len(name.encode("utf-8", "surrogateescape")) <= _LONGEST_NAME
 
 
 class ChangeKind(StrEnum):

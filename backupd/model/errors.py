@@ -110,6 +110,18 @@ class RefusedError(BackupdError):
     problem_type = "refused"
 
 
+class MisnamedError(RefusedError):
+    """A server, or somebody between it and here, gave a binary log a name that none has."""
+
+    def __init__(self, name: str, address: str, why: str = "that is no name of a binary log that was asked for",
+                 ) -> None:
+        super().__init__(
+            f"the server at {address}, or somebody between it and here, named a file that must not be written: "
+            f"{name[:200]!r}", detail=why,
+            hint="nothing of it was used. Find out who answers at that address, and set `tls: verify-full` for the "
+                 "server in the configuration, so that nobody can stand between; it is tried again by itself")
+
+
 class ElsewhereError(RefusedError):
     """A physical backup was asked for where the server's files are not, and no policy plans one."""
 

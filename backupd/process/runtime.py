@@ -30,7 +30,8 @@ class _Own:
 
 
 _guard = threading.Lock()
-_own: dict[Path, _Own] = {}
+_own: dict[tuple[Path, int], _Own] = {}
+"""By place and mode."""
 
 
 def runtime_directory() -> Path:
@@ -40,12 +41,22 @@ def runtime_directory() -> Path:
     in a private folder in /tmp. What processes that were killed left there is removed first. Raises
     RefusedError if the place is not private or too long.
     """
+    return _directory(0o700)
+
+
+def passable_directory() -> Path:
+    """As ``runtime_directory``, but others may pass through it to what they are told of, and list nothing: for what
+    is handed to programs that run as another user."""
+    return _directory(0o711)
+
+
+def _directory(mode: int) -> Path:
     base = _base()
     with _guard:
-        own = _own.get(base)
+        own = _own.get((base, mode))
         if own is None or own.process != os.getpid() or not own.path.is_dir():
             try:
-                own = _own[base] = _create(base)
+                own = _own[base, mode] = _create(base, mode)
             except OSError as error:
                 raise _unusable(base, error) from error
         return own.path
@@ -100,7 +111,7 @@ def _unusable(base: Path, error: OSError) -> RefusedError:
                         hint="set BACKUPD_RUNTIME to a folder that belongs to this user")
 
 
-def _create(base: Path) -> _Own:
+def _create(base: Path, mode: int) -> _Own:
     # One process at a time: else the cleaner could meet a directory whose owner has not locked it yet.
     gate = os.open(base / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -108,6 +119,7 @@ def _create(base: Path) -> _Own:
         _remove_stale(base)
         path = base / f"{os.getpid()}-{secrets.token_hex(3)}"
         path.mkdir(mode=0o700)
+        path.chmod(mode)  # whatever the umask is
         lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
     finally:

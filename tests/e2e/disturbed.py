@@ -128,7 +128,7 @@ class Stream:
     @property
     def incoming(self) -> str:
         """Of which only the copying program's words speak."""
-        return f"--result-file={self.house.base}/spool/binlogs/{SERVER}/incoming/"
+        return f"{self.house.base}/spool/binlogs/{SERVER}/intake"
 
     def ensure(self) -> None:
         if self.process is not None and self.process.poll() is None:

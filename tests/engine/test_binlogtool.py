@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.binlogtool import BinlogTool, EndKind, binlog_tool, connection_id, end_kind
+from backupd.engine.binlogtool import BinlogTool, EndKind, binlog_tool, connection_id, end_kind, not_made
 from backupd.engine.client import Connection
 from backupd.model.errors import ToolError, ToolMissingError
 from backupd.model.server import Flavour, Tool, Version
@@ -49,7 +49,8 @@ def test_the_call_holds_no_secret_and_a_folder_of_its_own() -> None:
     command = tool.stream(Path("/run/o1.cnf"), Path("/spool/incoming"), "binlog.000007", 4_000_000_000)
     assert command.argv == (
         "/opt/bin/mysqlbinlog", "--defaults-file=/run/o1.cnf", "--read-from-remote-server", "--raw",
-        "--result-file=/spool/incoming/", "--stop-never", "--connection-server-id=4000000000", "binlog.000007")
+        "--result-file=./", "--stop-never", "--connection-server-id=4000000000", "binlog.000007")
+    assert command.cwd == Path("/spool/incoming")
     once = tool.fetch(Path("/run/o1.cnf"), Path("/spool/incoming"), "binlog.000007", 4_000_000_000)
     assert "--stop-never" not in once.argv
 
@@ -99,7 +100,10 @@ def test_the_connection_id_is_stable_high_and_nobody_elses() -> None:
     ("ERROR: Failed on connect: Access denied for user 'u'@'localhost'", EndKind.DENIED),
     ("mysqlbinlog: [ERROR] unknown option '--ssl'.", EndKind.DENIED),
     ("ERROR: Could not write into log file '/spool/incoming/binlog.000002'", EndKind.DISK),
+    ("ERROR: Could not create output log file: ./../../x", EndKind.MISNAMED),
+    ("ERROR: Could not create log file './../../x'", EndKind.MISNAMED),
     ("something new", EndKind.OTHER),
 ])
 def test_its_last_words_are_understood(said: str, kind: EndKind) -> None:
     assert end_kind(said) is kind
+    assert not_made(said) == ("../../x" if kind is EndKind.MISNAMED else "")

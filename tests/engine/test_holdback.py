@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,14 +33,14 @@ from tests.binlog.streaming import (
 from tests.support.mysql import why_not
 from tests.support.server import Server
 
-_BUFFERING = """#!{python}
+_BUFFERING = """#!/usr/bin/python3
 # The program of before its flush: of what comes only whole blocks of 4 KiB are written, the rest at its end.
 import os, pathlib, subprocess, sys, time
 real, args = "{real}", sys.argv[1:]
 target = next((one.partition("=")[2] for one in args if one.startswith("--result-file=")), "")
 if not target:
     os.execv(real, [real, *args])
-held = pathlib.Path(target.rstrip("/") + ".held-" + str(os.getpid()))
+held = pathlib.Path(target, ".held")
 held.mkdir()
 child = subprocess.Popen([real, *("--result-file=%s/" % held if one.startswith("--result-file=") else one
                                   for one in args)])
@@ -60,6 +59,7 @@ while not ended:
 sys.exit(child.returncode)
 """
 _BROKEN = """#!/bin/sh
+test -e {log} || exit 9  # so it cannot be confined
 case "$*" in *--result-file=*) date +%s.%N >> {log}; echo 'Got error reading packet from server' >&2; exit 1;; esac
 exec {real} "$@"
 """
@@ -79,8 +79,8 @@ def program(path: Path, text: str) -> BinlogTool:
 
 
 @pytest.fixture
-def buffering(tmp_path: Path) -> BinlogTool:
-    return program(tmp_path / "mysqlbinlog-5.6", _BUFFERING.format(python=sys.executable, real=real_program()))
+def buffering(short_tmp: Path) -> BinlogTool:
+    return program(short_tmp / "mysqlbinlog-5.6", _BUFFERING.format(real=real_program()))
 
 
 def real_program() -> str:
@@ -146,9 +146,13 @@ def test_a_stream_with_such_a_program_is_refused_by_name_and_leaves_no_connectio
         assert any("holds nothing back" in one.message for one in good if one.severity is Severity.OK)
 
 
-def test_lives_that_end_at_once_get_rarer_although_the_server_answers(server: Server, tmp_path: Path) -> None:
-    log = tmp_path / "lives"
-    tool = program(tmp_path / "broken", _BROKEN.format(log=log, real=real_program()))
+def test_lives_that_end_at_once_get_rarer_although_the_server_answers(server: Server, tmp_path: Path,
+                                                                       short_tmp: Path) -> None:
+    log = short_tmp / "lives"
+    log.touch()
+    log.chmod(0o666)
+    (short_tmp / "programs").mkdir(mode=0o755)
+    tool = program(short_tmp / "programs" / "broken", _BROKEN.format(log=log, real=real_program()))
     with Streaming(server, tmp_path / "spool", tool=tool, pace=replace(FAST, first=0.1, most=1.6, away=0.1)):
         until(lambda: log.exists() and len(log.read_text().split()) >= 6, "it was tried again and again")
     begun = [float(line) for line in log.read_text().split()]
