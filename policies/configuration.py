@@ -224,6 +224,11 @@ class Restore(Section):
         (), examples=[["/srv/restores"]],
         description="Beneath these folders operators may restore by the REST interface and the web page; admins may "
                     "anywhere.")
+    key_files: tuple[LocalPath, ...] = Field(
+        (), examples=[["/etc/mysql/encryption/keyfile.enc", "/etc/mysql/encryption/keyfile.key"]],
+        description="Files that the servers' `file_key_management` reads. A backup of encrypted tables is prepared and "
+                    "started with copies of these; a key plugin that a backup names is loaded only where they stand "
+                    "here.")
     scratch: Scratch = Field(default_factory=lambda: Scratch.model_validate({}), description="For test restores.")
 
 

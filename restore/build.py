@@ -92,12 +92,13 @@ def build(
     cancel: Event | None = None,
     final_store: Path | None = None,
     gate: Gate = NO_GATE,
+    key_files: Sequence[Path] = (),
 ) -> Built:
     """``fetch_members``, then ``assemble``."""
     repaired = fetch_members(chain, folder, destinations=destinations, unsealer=unsealer, workers=workers, watch=watch,
                              report=report, cancel=cancel, gate=gate)
     built = assemble(chain, folder, tool=tool, memory_cap=memory_cap, watch=watch, report=report, cancel=cancel,
-                     final_store=final_store)
+                     final_store=final_store, key_files=key_files)
     return replace(built, warnings=(*repaired, *built.warnings))
 
 
@@ -201,12 +202,13 @@ def assemble(
     cancel: Event | None = None,
     final_store: Path | None = None,
     left_out: LeftOut = nothing,
+    key_files: Sequence[Path] = (),
 ) -> Built:
     """Make ``folder/data`` a prepared copy of the last backup of the fetched ``chain``. Nothing is synced.
 
     Tablespaces that lay outside the source's data directory come to ``folder/external``, and the links to them
     name ``final_store``, where they will lie when a server is started (None: where they are). ``memory_cap`` in bytes.
-    ``left_out``: is such a file (path in a data directory) missing on purpose?
+    ``left_out``: is such a file (path in a data directory) missing on purpose? ``key_files``: of the configuration.
     """
     warnings: list[str] = []
     store = folder / "external"
@@ -224,6 +226,7 @@ def assemble(
             report=report,
             cancel=cancel,
             left_out=left_out,
+            key_files=key_files,
         )
         verify_tables(base, [entry.path for entry in chain[-1].body.entries], partial=left_out is not nothing)
         warnings += compare_listed(base, chain[-1])

@@ -211,7 +211,8 @@ class _Restore:
     def _config(self, program: str, folder: Path) -> ServerConfig:
         return server_config(
             program, self._site.datadir, folder, self._state.options, account=self._account,
-            store=self._site.final_store, memory=min(self._spec.memory_cap, SERVER_MEMORY))
+            store=self._site.final_store, memory=min(self._spec.memory_cap, SERVER_MEMORY),
+            key_files=self._spec.key_files)
 
     def _resume(self) -> bool:
         """Take up what an earlier attempt left. True when it was already put in place."""
@@ -284,7 +285,8 @@ class _Restore:
         self._remember(replace(state, stage="replaying"))
         rolled = roll_staged(
             work, site, logs, chain=chain, programs=programs, account=worker_account(), options=state.options,
-            place=state.place, run_folder=look_folder(state.restore_id), size=_data_bytes(chain))
+            place=state.place, run_folder=look_folder(state.restore_id), size=_data_bytes(chain),
+            key_files=self._spec.key_files)
         shutil.rmtree(site.folder / "binlogs", ignore_errors=True)
         sync_filesystem(site.folder)
         self._remember(replace(self._state, stage="replayed", goal=goal_of(work.spec), replay=rolled.as_json()))
@@ -311,6 +313,7 @@ class _Restore:
                 cancel=self._cancel,
                 final_store=self._site.final_store,
                 gate=self._gate,
+                key_files=spec.key_files,
             )
         self._warnings += built.warnings
         sync_filesystem(self._site.folder)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 
-from backupd.engine.backupcnf import keep_known
+from backupd.engine.backupcnf import known_options, write_known
+from backupd.engine.keyfiles import handed, named
 from backupd.engine.physical import LeftOut, PhysicalTool, nothing
 from backupd.engine.preparation import innodb_place
 from backupd.model.progress import Progress, Report
@@ -26,29 +28,35 @@ def prepare(
     report: Report,
     cancel: Event | None = None,
     left_out: LeftOut = nothing,
+    key_files: Sequence[Path] = (),
 ) -> Position | None:
     """Make ``base`` a data directory that a server can be started on; gives the place in the binary log that InnoDB
     itself names, None where it names none.
 
     ``receipts``: of the last backup applied; ``memory`` in bytes; ``logs``: folder that keeps each step's
-    whole stderr (0600); ``left_out``: is such a file (path in a data directory) missing on purpose? Raises
-    ToolError when a step fails or did not get as far as it had to, DamagedError when files are missing,
-    CancelledError. After an error the files have to be fetched again.
+    whole stderr (0600); ``left_out``: is such a file (path in a data directory) missing on purpose? ``key_files``: of
+    the configuration. Raises ToolError when a step fails or did not get as far as it had to, DamagedError when files
+    are missing, RefusedError for key files of others, CancelledError. After an error the files have to be fetched
+    again.
     """
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     steps = tool.prepare(base, increments, memory=memory)
     account = worker_account()
-    if steps:
-        keep_known(base)
+    known = known_options(base)
     for folder in (base, *increments):
         hand_over(folder, account, folder_mode=FOLDER_MODE)
     told: list[str] = []
-    for number, step in enumerate(steps, start=1):
-        report(Progress("prepare", files_done=number - 1, files_total=len(steps), note=step.title))
-        log = logs / f"prepare-{number}.log"
-        log.unlink(missing_ok=True)
-        run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
-        told.append(log.read_text(encoding="utf-8", errors="replace"))
+    with handed(known, key_files, base, (account.uid, account.gid) if os.geteuid() == 0 else None) as options:
+        if steps:
+            write_known(base, options)
+        for number, step in enumerate(steps, start=1):
+            report(Progress("prepare", files_done=number - 1, files_total=len(steps), note=step.title))
+            log = logs / f"prepare-{number}.log"
+            log.unlink(missing_ok=True)
+            run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
+            told.append(log.read_text(encoding="utf-8", errors="replace"))
+    if steps:
+        write_known(base, named(known, key_files))
     refuse_links(base)
     tool.verify_prepared(base, receipts, told, left_out=left_out)
     return innodb_place(told)

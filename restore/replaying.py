@@ -121,9 +121,11 @@ def roll_staged(
     place: Position | None,
     run_folder: Path,
     size: int,
+    key_files: Sequence[Path],
 ) -> RolledForward:
     """Roll the prepared copy in ``site`` forward and shut its server down cleanly. ``place``: InnoDB's own; ``size``:
-    bytes of the copy; ``run_folder``: for the server's socket and log. Raises as ``roll_forward`` does."""
+    bytes of the copy; ``run_folder``: for the server's socket and log; ``key_files``: of the configuration. Raises as
+    ``roll_forward`` does."""
     if programs.server is None:
         raise ToolMissingError("no server program was found", hint="install the database server on this host")
     last = chain[-1]
@@ -136,7 +138,7 @@ def roll_staged(
     begin = work.beginning(logs, last, place)
     config = work.config(
         server_config(programs.server.path, site.data, run_folder, options, account=account, store=site.store,
-                      memory=work.memory), last)
+                      memory=work.memory, key_files=key_files), last)
     with passable(site), starting(), contextlib.ExitStack() as stack:
         with work.watch.phase("started", size):
             server = stack.enter_context(LaunchedServer(config, cancel=work.cancel))

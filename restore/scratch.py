@@ -46,7 +46,7 @@ class ScratchSpec:
     take there, None for what is free; ``memory``: most bytes for prepare and for the server; ``workers`` 0: as many as
     this machine can use; ``templates``: see ``rollforward.Means``; ``programs``: paths of programs that are not
     searched. ``accounts``: start it with the accounts of the source, as a replay needs it, too; without them scheduled
-    events cannot be read."""
+    events cannot be read. ``key_files``: of the configuration."""
 
     scratch_id: str
     server: str
@@ -59,6 +59,7 @@ class ScratchSpec:
     templates: Path | None = None
     programs: Mapping[str, str] = field(default_factory=dict)
     accounts: bool = False
+    key_files: Sequence[Path] = ()
 
 
 @dataclass(slots=True)
@@ -191,7 +192,7 @@ class Workshop:
     def assemble(self, chain: Sequence[Loaded], folder: Path, *, left_out: LeftOut = nothing) -> Built:
         """What was fetched becomes ``folder/data``, whose server may be started."""
         built = assemble(chain, folder, tool=self.tool, memory_cap=self.spec.memory, watch=self.watch,
-                         report=self.report, cancel=self.cancel, left_out=left_out)
+                         report=self.report, cancel=self.cancel, left_out=left_out, key_files=self.spec.key_files)
         data, store = folder / "data", folder / "external"
         with self.watch.phase("restored", _size(chain)):
             hand_over(data, self.account, folder_mode=FOLDER_MODE)
@@ -209,7 +210,7 @@ class Workshop:
         info = last.body.facts.server
         pool = max(_LEAST_POOL, min(spec.memory // 2, _MOST_POOL))
         config = server_config(self.server.path, data, folder / "run", built.options, account=self.account,
-                               store=folder / "external", memory=pool)
+                               store=folder / "external", memory=pool, key_files=spec.key_files)
         if self.replaying is not None:
             config = self.replaying.config(config, last)
         elif spec.accounts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ class RestoreSpec:
     and leave it running, deaf and mute; ``replica``: keep the replication settings of the source (mode ``replica``).
     ``checks`` (the policy's statements, about ``moment``) and ``witness`` are for a server that is started.
     ``workers`` 0: as many as this machine can use. ``memory_cap`` in bytes. ``programs`` and ``templates``: see
-    ``rollforward.Means``.
+    ``rollforward.Means``. ``key_files``: of the configuration.
     """
 
     restore_id: str
@@ -45,6 +45,7 @@ class RestoreSpec:
     templates: Path | None = None
     memory_cap: int = DEFAULT_CAP
     programs: Mapping[str, str] = field(default_factory=dict)
+    key_files: Sequence[Path] = ()
 
 
 @dataclass(frozen=True, slots=True)

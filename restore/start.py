@@ -13,13 +13,14 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backupd.engine.client import Connection
 from backupd.engine.dialect import dialect_of
+from backupd.engine.keyfiles import named
 from backupd.engine.launch import LaunchedServer, ServerConfig, log_tail, option_text
 from backupd.model.errors import ToolError
 from backupd.model.server import Flavour, ServerInfo
@@ -58,8 +59,10 @@ def server_config(
     account: Account,
     store: Path,
     memory: int,
+    key_files: Sequence[Path] = (),
 ) -> ServerConfig:
-    """``options``: of ``launch.options_for_copy``; ``store``: of the remapped tablespaces; ``memory``: bytes."""
+    """``options``: of ``launch.options_for_copy``; ``store``: of the remapped tablespaces; ``memory``: bytes;
+    ``key_files``: of the configuration."""
     return ServerConfig(
         program=program,
         datadir=datadir,
@@ -68,11 +71,7 @@ def server_config(
         memory=memory,
         user=account.name,
         writable=(store,) if store.is_dir() else (),
-        readable=tuple(
-            Path(value)
-            for name, value in options.items()
-            if value and name.startswith("file_key_management_") and value.startswith("/")
-        ),
+        key_files=key_files,
     )
 
 
@@ -99,9 +98,10 @@ def forget_replication(connection: Connection, info: ServerInfo) -> None:
 def start_for_good(config: ServerConfig, *, seconds: float = START_SECONDS) -> Started:
     """Start a server that outlives this process, with its own accounts, and wait until it answers.
 
-    Raises ToolError with the end of its log.
+    It reads the key files themselves: whenever it is started. Raises ToolError with the end of its log, RefusedError
+    for key files that the configuration does not name.
     """
-    config = replace(config, skip_grants=False)
+    config = replace(config, skip_grants=False, options=named(config.options, config.key_files))
     _lay_out(config)
     argv = (
         "sh",

@@ -143,7 +143,7 @@ class _Extraction:
         scratch = ScratchSpec(
             scratch_id=spec.restore_id, server=spec.server, chain=spec.chain, path=spec.folder,
             max_bytes=spec.max_bytes, memory=spec.memory, workers=spec.workers, replay=spec.replay,
-            templates=spec.templates, programs=spec.programs, accounts=bool(spec.whole))
+            templates=spec.templates, programs=spec.programs, accounts=bool(spec.whole), key_files=spec.key_files)
         chain, _said = load_chain(spec.server, spec.chain, self._destinations, self._unsealer)
         lower, there = _lower(chain[-1]), tables_in(chain[-1])
 

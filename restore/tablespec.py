@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,8 @@ class TablesSpec:
     ``folder``: where copies and rows are kept meanwhile; ``max_bytes``: the most that they may take there, None for
     what is free; ``memory``: most bytes for prepare and for private servers. ``workers``
     0: as many as this machine can use. ``templates``, ``programs``: see ``rollforward.Means``. ``missing``: of the
-    goals, by their names at the target, those that the backup lacks, and why."""
+    goals, by their names at the target, those that the backup lacks, and why. ``key_files``: of
+    the configuration."""
 
     restore_id: str
     server: str
@@ -50,6 +51,7 @@ class TablesSpec:
     templates: Path | None = None
     programs: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[TableName, str] = field(default_factory=dict)
+    key_files: Sequence[Path] = ()
 
     @property
     def lacking(self) -> tuple[DumpedTable, ...]:

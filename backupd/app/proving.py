@@ -69,7 +69,8 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
     scratch = ScratchSpec(
         scratch_id=new_id(started_at), server=server_name, chain=chosen.chain, replay=trial.replay,
         path=settings.scratch.path, max_bytes=settings.scratch.max_bytes, memory=settings.scratch.memory,
-        workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs)
+        workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs,
+        key_files=settings.key_files)
     try:
         require_keys(wiring, server_name, chosen.chain)
         with scratch_instance(scratch, destinations=sources(wiring, chosen), archives=archives(wiring, chosen),

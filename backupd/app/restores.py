@@ -191,7 +191,8 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
         restore_id=row.id, server=server_name, target=target, chain=chosen.chain, replay=chosen.replay,
         moment=moment_of(chosen, record), datadir=datadir, owner=server.owner, start=start, replica=mode == "replica",
         checks=statements(server), witness=_witness_at_the_end(wiring, chosen, record), workers=worker_count(),
-        templates=templates(wiring), memory_cap=settings.scratch.memory, programs=wiring.settings.programs)
+        templates=templates(wiring), memory_cap=settings.scratch.memory, programs=wiring.settings.programs,
+        key_files=settings.key_files)
     try:
         outcome = executor.execute(
             spec, destinations=sources(wiring, chosen), archives=archives(wiring, chosen),

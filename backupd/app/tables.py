@@ -94,7 +94,8 @@ def restore_tables(
         whole=wanted.whole_schemas(chosen.goals), missing=way.missing,
         replace=wanted.renaming is None, compare=compare, keys=keys, triggers=triggers, folder=settings.scratch.path,
         memory=settings.scratch.memory, max_bytes=settings.scratch.max_bytes,
-        workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs)
+        workers=worker_count(), templates=templates(wiring), programs=wiring.settings.programs,
+        key_files=settings.key_files)
     try:
         outcome = tablerestore.execute(
             spec, goal.restore_connection() if goal else None, destinations=sources(wiring, chosen.base),

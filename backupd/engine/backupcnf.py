@@ -2,13 +2,14 @@
 
 Tools and servers take libraries to load and places to write from option files. So none is ever given the backup's own:
 what InnoDB needs to find and read its files is taken from it by name, never with a path, and of key plugins those that
-are known, from the program's own folder.
+are known, from the program's own folder (and only with key files of the configuration: ``keyfiles``).
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from backupd.engine.defaults import read_option_file
@@ -20,10 +21,10 @@ KNOWN = (
     "innodb-page-size", "innodb-data-file-path", "innodb-undo-tablespaces", "innodb-checksum-algorithm",
     "innodb-log-checksum-algorithm", "innodb-log-checksums", "innodb-log-file-size", "innodb-log-files-in-group",
     "innodb-log-block-size", "innodb-fast-checksum", "innodb-compression-level", "redo-log-version", "server-uuid",
-    "master-key-id",
+    "master-key-id", "innodb-encrypt-log", "innodb-encrypt-tables",
 )
-"""Without these a tool does not find or read the files of InnoDB. Its folders are places of the source; the files
-themselves lie at the top of the backup."""
+"""Without these a tool does not find or read the files of InnoDB, or writes in plain what was encrypted. Its folders
+are places of the source; the files themselves lie at the top of the backup."""
 KEY_OPTIONS = "file-key-management-"
 KEY_PLUGIN = r"(file_key_management=)?file_key_management(\.so)?"
 PLUGIN_DIR = r"/usr/[A-Za-z0-9_/-]*"
@@ -50,19 +51,12 @@ def known_options(base: Path) -> dict[str, str | None]:
     return found
 
 
-def key_files(base: Path) -> tuple[Path, ...]:
-    """Files outside of the backup that its key plugin reads."""
-    named = [Path(value) for name, value in known_options(base).items()
-             if value and name.startswith(KEY_OPTIONS) and value.startswith("/")]
-    return tuple(path for path in named if path.exists())
-
-
-def keep_known(base: Path) -> None:
-    """Put into the place of backup-my.cnf one of ours, with what is known of it. Raises OSError."""
-    known = {name.replace("-", "_"): value for name, value in known_options(base).items()}
-    # mariadb-backup (10.11.19) looks for this line as it writes it itself: with dashes it passes over it without a
-    # word, and quotes become part of the library's name.
-    plugin = known.pop("plugin_load", None)
-    text = render_options({"mysqld": known}) + (f"plugin_load={plugin}\n" if plugin else "")
+def write_known(base: Path, options: Mapping[str, str | None]) -> None:
+    """Put into the place of backup-my.cnf one of ours, with ``options`` (of ``known_options``). Raises OSError."""
+    known = {name.replace("-", "_"): value for name, value in options.items()}
+    # mariadb-backup (10.11.19) looks for these lines as it writes them itself: with dashes it passes over them without
+    # a word, and quotes become part of the value (then it writes pages of encrypted tables in plain).
+    literal = {name: known.pop(name) for name in ("plugin_load", "innodb_encrypt_tables") if name in known}
+    text = render_options({"mysqld": known}) + "".join(f"{name}={value}\n" for name, value in literal.items())
     status = base.stat()
     write_anew(base / BACKUP_CNF, text.encode(), owner=(status.st_uid, status.st_gid) if os.geteuid() == 0 else None)

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,6 +27,7 @@ from typing import Self
 from backupd.engine.backupcnf import KEY_OPTIONS, known_options
 from backupd.engine.client import Connection
 from backupd.engine.installation import server_options
+from backupd.engine.keyfiles import handed
 from backupd.engine.sandbox import DATABASE_USER, confine, is_available
 from backupd.engine.sourcezone import HERE, Zone
 from backupd.model.errors import CancelledError, ToolError
@@ -70,9 +71,9 @@ class ServerConfig:
 
     ``datadir``: its data, owned by ``user``. ``directory``: a private folder for socket, log and temporary files; made
     if needed, and the server's property. Nothing else is writable for it but ``writable`` (remapped tablespaces);
-    ``readable`` may be read (key files). ``options``: more lines for the option file (``options_for_copy``); what the
-    rule above forbids cannot be overridden. ``skip_grants``: accept everybody who reaches the socket, needed for
-    copies whose passwords are unknown; plugins of the mysql.plugin table are not loaded then. ``memory``: buffer pool
+    ``options``: more lines for the option file (``options_for_copy``), but for what the rule above forbids; of key
+    files that they name and ``key_files`` has it gets copies. ``skip_grants``: accept everybody who reaches the socket,
+    needed for copies whose passwords are unknown; plugins of mysql.plugin are not loaded then. ``memory``: buffer pool
     in bytes. ``user``: OS user when we are root.
 
     ``own_account``: ask as an account of ours that exists from the start of the server to its clean stop, instead of
@@ -91,7 +92,7 @@ class ServerConfig:
     memory: int = 128 * _MIB
     user: str = DATABASE_USER
     writable: Sequence[Path] = ()
-    readable: Sequence[Path] = ()
+    key_files: Sequence[Path] = ()
     own_account: bool = False
     server_id: int = 0
     port: int = 0
@@ -115,7 +116,7 @@ class ServerConfig:
 
 def options_for_copy(base: Path, variables: Options) -> dict[str, str | None]:
     """What a copy of a server needs to read its files: from backup-my.cnf in ``base`` (when it is there) and from the
-    source's ``variables`` (ServerInfo.variables). Includes the key plugin; its key files must be readable."""
+    source's ``variables`` (ServerInfo.variables). Includes the key plugin and the names of its files (``keyfiles``)."""
     options: dict[str, str | None] = {}
     for name, value in known_options(base).items():
         if name == "plugin-load":
@@ -230,19 +231,23 @@ class LaunchedServer:
         return log_tail(self.config.error_log, lines)
 
     def start(self) -> Self:
-        """Start and wait until it answers."""
+        """Start and wait until it answers. Raises RefusedError, too: see ``keyfiles``."""
         config = self.config
         _prepare_directory(config)
+        with handed(config.options, config.key_files, config.directory, _owner(config.user)) as options:
+            self._start(replace(config, options=options))
+        return self
+
+    def _start(self, config: ServerConfig) -> None:
+        write_anew(config.directory / "my.cnf", option_text(config).encode(), owner=_owner(config.user))
         if config.own_account or config.statements:
             write_anew(config.init_file, "".join(f"{line};\n" for line in self._first_statements()).encode(),
                        owner=_owner(config.user))
         plain = Command((config.program, f"--defaults-file={config.directory / 'my.cnf'}"),
                         env={"TZ": config.zone.name} if config.zone.name else {},
                         cwd=config.datadir, user=config.user if os.geteuid() == 0 else None)
-        command = plain
-        if self.sandboxed:
-            command = confine(plain, writable=[config.datadir, config.directory, *config.writable],
-                              readable=config.readable, network_of=config.network_of)
+        places = [config.datadir, config.directory, *config.writable]
+        command = confine(plain, writable=places, network_of=config.network_of) if self.sandboxed else plain
         log = open_to_append(config.error_log, owner=_owner(config.user))
         try:
             with Path(os.devnull).open("rb") as nothing:
@@ -256,7 +261,6 @@ class LaunchedServer:
             raise
         finally:
             config.init_file.unlink(missing_ok=True)
-        return self
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """A clean shutdown, so that the files are those of a server that was stopped. Raises ToolError when it did
@@ -305,11 +309,8 @@ class LaunchedServer:
 
     def _first_statements(self) -> Sequence[str]:
         config = self.config
-        own = (
-            _DROP_OWN,
-            f"CREATE USER {OWN_ACCOUNT}@localhost IDENTIFIED BY '{self._password}'",
-            f"GRANT ALL PRIVILEGES ON *.* TO {OWN_ACCOUNT}@localhost WITH GRANT OPTION",
-        )
+        own = (_DROP_OWN, f"CREATE USER {OWN_ACCOUNT}@localhost IDENTIFIED BY '{self._password}'",
+               f"GRANT ALL PRIVILEGES ON *.* TO {OWN_ACCOUNT}@localhost WITH GRANT OPTION")
         logged = ("SET SESSION sql_log_bin = 0",) if config.log_bin else ()
         return (*logged, *(own if config.own_account else ()), *config.statements)
 
@@ -353,7 +354,6 @@ def _prepare_directory(config: ServerConfig) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode=0o700)
     config.socket.unlink(missing_ok=True)
-    write_anew(config.directory / "my.cnf", option_text(config).encode(), owner=_owner(config.user))
     give(temporary, config.user, 0o700)
     give(config.directory, config.user, 0o700)
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from backupd.engine.backupcnf import key_files
 from backupd.engine.physical import LeftOut, PrepareStep
 from backupd.engine.receipts import BACKUP_CNF, read_receipts
 from backupd.engine.sandbox import can_confine, confine, worker
@@ -22,7 +21,7 @@ def prepare_step(
     tool: Tool, title: str, base: Path, increment: Path | None, *, memory: int, switches: Sequence[str] = ()
 ) -> PrepareStep:
     """One run of ``--prepare`` as ``worker``; ``memory`` in bytes. backup-my.cnf is named, because page size and layout
-    of the system tablespace stand in it, and nothing but it may be read: ``keep_known`` has made it ours."""
+    of the system tablespace stand in it, and nothing but it may be read: ``write_known`` has made it ours."""
     argv = [
         tool.path,
         f"--defaults-file={base / BACKUP_CNF}",
@@ -36,7 +35,7 @@ def prepare_step(
     plain = Command(tuple(argv), cwd=base, user=worker())
     # The tool renames files from the increment to the base, which two mounts of their own would forbid.
     writable = [base] if increment is None else sorted({base.parent, increment.parent})
-    command = confine(plain, writable=writable, readable=key_files(base)) if can_confine(tool.path) else plain
+    command = confine(plain, writable=writable) if can_confine(tool.path) else plain
     return PrepareStep(title, command, plain)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from backupd.engine import preparation, sandbox
 from backupd.engine.backupcnf import KNOWN
-from backupd.engine.launch import options_for_copy
+from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.preparation import prepare_step
 from backupd.engine.sandbox import confine, is_available, worker
 from backupd.model.errors import DamagedError, RefusedError
@@ -62,6 +62,26 @@ def test_prepare_loads_nothing_that_the_backup_names(forged: Taken, short_tmp: P
     text = (base / "backup-my.cnf").read_text()
     assert not any(word in text for word in ("evil", "plugin", "include", "/"))
     assert "evil" not in (short_tmp / "logs/prepare-1.log").read_text()
+
+
+@pytest.mark.parametrize("option", ["filename=", "filekey=FILE:"])
+def test_no_file_of_the_host_is_handed_out_as_a_key(forged: Taken, short_tmp: Path, option: str) -> None:
+    """Root reads every file, and gives the key plugin copies of those that it shall have."""
+    ours = short_tmp / "keys.txt"
+    ours.write_text("1;770A8A65DA156D24EE2A093277530142\n")
+    base = forged.copy(short_tmp / "data")
+    lines = f"plugin_load=file_key_management\nfile_key_management_{option}/etc/shadow\n"
+    (base / "backup-my.cnf").write_text(f"[mysqld]\n{lines}")
+    for allowed, said in (((), "configuration"), ((ours,), "/etc/shadow")):
+        with pytest.raises(RefusedError, match=said):
+            prepare(the_tool(), base, [], forged.receipts, memory=MEMORY, logs=short_tmp / "logs", report=silent,
+                    key_files=allowed)
+        config = ServerConfig("mariadbd", base, short_tmp / "run", options=options_for_copy(base, {}),
+                              key_files=allowed)
+        with pytest.raises(RefusedError, match=said), LaunchedServer(config):
+            pass
+    assert list(short_tmp.rglob("backupd-keys*")) == []
+    assert not (short_tmp / "logs/prepare-1.log").exists()
 
 
 def test_a_server_on_the_copy_is_not_told_of_it_either(forged: Taken) -> None:

@@ -128,7 +128,7 @@ def test_encrypted_tables_are_named_by_check_and_carried_as_a_warning(short_tmp:
     key_file = short_tmp / "keys.txt"
     key_file.write_text("1;" + "ab" * 32 + "\n")
     give_to_database(key_file)
-    key_file.chmod(0o644)
+    key_file.chmod(0o600)
     options = {"plugin_load_add": "file_key_management", "file_key_management_filename": str(key_file)}
     with PrivateServer(options=options) as server:
         server.create_backup_users()
@@ -138,7 +138,13 @@ def test_encrypted_tables_are_named_by_check_and_carried_as_a_warning(short_tmp:
         assert "encrypted" in house.run("check", SERVER).all
         record = house.backup()
         assert any("encrypted" in text for text in record["warnings"])
+        assert f"restore.key_files: [{key_file}]" in house.fails("test-restore", SERVER).all
+        house.config.write_text(house.config.read_text().replace("restore: {", f"restore: {{key_files: [{key_file}], "))
         assert house.ok("test-restore", SERVER)["outcome"] == "proved"
+        datadir = house.base / "restored"
+        outcome = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--start")
+        os.kill(outcome["started"]["pid"], 15)
+        assert not list(house.base.rglob("backupd-keys*"))
 
 
 # -- refusals: each before anything is changed, each with the next step

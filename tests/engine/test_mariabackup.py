@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.backupcnf import key_files
 from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.mariabackup import REDO, MariaBackup, reached_lsn
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, verify_files
 from backupd.engine.receipts import XTRABACKUP, read_receipts
+from backupd.engine.sandbox import DATABASE_USER, worker
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import BackupdError, DamagedError, StreamError, ToolError
+from backupd.model.progress import silent
 from backupd.process.run import run
+from restore.prepare import prepare as prepare_to_restore
 from tests.engine.backups import (
     MEMORY,
     Taken,
@@ -329,8 +331,9 @@ class TestEncryptedTablespaces:
         keys = place / "keys"
         keys.mkdir()
         (keys / "keys.txt").write_text("1;770A8A65DA156D24EE2A093277530142\n")
+        give_to_database(keys)
         for path in (keys, keys / "keys.txt"):
-            path.chmod(0o755)
+            path.chmod(0o700)
         options: dict[str, str | int | None] = {
             "plugin_load_add": "file_key_management", "file_key_management_filename": str(keys / "keys.txt"),
             "innodb_encrypt_tables": "FORCE", "innodb_encrypt_log": 1}
@@ -340,14 +343,16 @@ class TestEncryptedTablespaces:
                            "INSERT INTO shop.t SELECT 'find-this-marker' FROM mysql.seq_1_to_2000")
             encrypted = take(server, place / "encrypted")
         base = encrypted.base
-        assert key_files(base) == (keys / "keys.txt",)
-        the_tool().verify_prepared(base, encrypted.receipts, prepare(base))
+        named = (keys / "keys.txt",)
+        prepare_to_restore(the_tool(), base, [], encrypted.receipts, memory=MEMORY, logs=place / "logs", report=silent,
+                           key_files=named)
+        assert not list(base.glob("backupd-keys-*"))
         assert b"find-this-marker" not in (base / "shop/t.ibd").read_bytes()
-        give_to_database(base)
         configuration = ServerConfig(
-            find_tool(("mariadbd",)).path, base, place / "run-encrypted", memory=64 << 20, readable=key_files(base),
-            options=options_for_copy(base, {}))
+            find_tool(("mariadbd",)).path, base, place / "run-encrypted", memory=64 << 20, key_files=named,
+            user=worker() or DATABASE_USER, options=options_for_copy(base, {}))
         with LaunchedServer(configuration) as copy, copy.connection.connect() as session:
+            assert not list(configuration.directory.glob("backupd-keys-*")), "it has read them"
             assert session.scalar("SELECT COUNT(*) FROM shop.t WHERE v = 'find-this-marker'") == 2000
 
 
