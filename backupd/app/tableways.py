@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from backupd.app.coldness import with_thaw
@@ -155,6 +155,7 @@ def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes
     chain, said = load_chain(server_name, base.chain, sources(wiring, base), wiring.unsealer())
     _refuse_without_rows(chain[-1], wanted.tables)
     there, listed = tables_in(chain[-1]), chain[-1].body.facts.inventory
+    apart = _without_files(chain[-1], there, wanted.tables)
     found = _resolve(wiring, server_name, wanted, there, base, chain[-1].body.facts.server,
                      before=(*there, *(table.name for table in listed)) if listed is not None else None)
     needed = frozenset(found.needed)
@@ -162,9 +163,10 @@ def _physical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes
     nothing = subset_of(chain, lambda _name: False)
     stored, source = _bytes(cut)
     rows = max(0, source - _bytes(nothing)[1])
+    missing = {**found.doubtful, **apart}
     return Way(Candidate(Source.PHYSICAL, _narrowed(base, found), found.needed, stored, source, rows,
-                         (*base.warnings, *said, *found.remarks), tuple(found.doubtful)),
-               found.wanted, _objects(cut), found.statements, found.doubtful)
+                         (*base.warnings, *said, *found.remarks), tuple(missing)),
+               found.wanted, _objects(cut), found.statements, missing)
 
 
 def _refuse_without_rows(loaded: Loaded, patterns: Sequence[TablePattern]) -> None:
@@ -182,6 +184,24 @@ def _refuse_without_rows(loaded: Loaded, patterns: Sequence[TablePattern]) -> No
             raise NotFoundError(
                 f"backup {loaded.header.backup_id} holds no rows of {pattern.table.shown}: a clone has those of InnoDB "
                 "only", hint="take it out of a logical backup")
+
+
+def _without_files(loaded: Loaded, there: Collection[TableName], patterns: Sequence[TablePattern]
+                   ) -> dict[TableName, str]:
+    """Tables that a pattern fits and that have no files of their own, such as RocksDB's, and why they are left out.
+    Raises NotFoundError where a pattern fits nothing else."""
+    listed = loaded.body.facts.inventory or ()
+    found = {table.name: f"it is of engine {table.engine or 'unknown'} and has no file of its own there, so it comes "
+                         "back only with the whole server"
+             for table in listed if table.name not in there and fits_any(table.name, patterns)}
+    for pattern in patterns:
+        only = next((name for name in found if pattern.fits(name)), None)
+        if only is not None and not any(map(pattern.fits, there)):
+            raise NotFoundError(
+                f"{only.shown} cannot be taken out of backup {loaded.header.backup_id} alone: {found[only]}",
+                hint="take it out of a logical backup (--from logical), or restore the whole server beside this one "
+                     "(--datadir DIR)")
+    return found
 
 
 def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:

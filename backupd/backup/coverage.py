@@ -47,8 +47,9 @@ def rocks_words(names: Sequence[TableName]) -> str:
     shown = ", ".join(name.shown for name in names[:_SHOWN])
     shown += f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (f"the {len(names)} tables of engine {ROCKSDB} are in physical backups, and come back only with a restore "
-            "of the whole server: the private server of a test restore, or of a restore of tables, does not load that "
-            f"engine, so these backups are never proved: {shown}")
+            "of the whole server as it was at a backup: the private server of a test restore, of a restore of tables "
+            "and of a replay does not load that engine, so these backups are never proved, and a restore to a later "
+            f"moment stops at the first change of their rows: {shown}")
 
 
 def examine_coverage(tables: Iterable[Table], flavour: Flavour, tool: str, logical: Logical | None,

@@ -11,9 +11,10 @@ from pathlib import Path
 from threading import Event
 
 from backupd.backup.commit import BackupSpec, Captured, making
-from backupd.backup.coverage import lost_words
+from backupd.backup.coverage import lost_words, rocks_words
 from backupd.backup.landmarks import Place, here, landmarks_of
 from backupd.backup.speed import Speeds, Stopwatch, redo_size
+from backupd.engine.census import ROCKSDB
 from backupd.engine.physical import Capture, CaptureRequest, Data, End, Hole, PhysicalTool, Remove, Rename, Stock
 from backupd.engine.tablefiles import table_of
 from backupd.model.backup import BackupKind
@@ -131,6 +132,8 @@ def words_of(stock: Stock) -> tuple[str, ...]:
     if stock.inventory is None:
         words.append("the backup's tables were not compared with the server's at the backup's position:"
                      f" {stock.problem or 'no list could be made'}")
+    if rocks := [table.name for table in stock.inventory or () if table.engine == ROCKSDB]:
+        words.append(rocks_words(rocks))
     return tuple(words)
 
 

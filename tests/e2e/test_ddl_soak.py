@@ -1,0 +1,161 @@
+"""The statements of test_ddl_matrix.py while increments, clones, XtraBackup's backups and dumps are taken: what comes back
+is the server at the position, or the backup says that it is not whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.archived import Archive
+from tests.e2e.definitions import ENGINES, Gate, changes, tables
+from tests.e2e.house import SERVER, House
+from tests.support.dice import SOAK
+from tests.support.keys import Keys
+from tests.support.oracle import nothing_lost, same
+from tests.support.places import give_to_database
+from tests.support.sample import checksum_everything, describe_everything, spoken
+from tests.support.server import SERVICE_USER, Server, connect
+from tests.support.stacks import MARIADB, MYSQL_CLONE, MYSQL_XTRABACKUP, STACKS, Stack, stacks
+
+pytestmark = [SOAK, pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")]
+_MIB = 1024 * 1024
+STOPS = (2 * _MIB, 14 * _MIB)
+
+
+def everything(server: Server) -> dict[str, Any]:
+    with server.connect() as connection:
+        return {"sums": checksum_everything(connection), "others": describe_everything(connection)}
+
+
+@pytest.fixture
+def busy(stack: Stack, short_tmp: Path, keys: Keys) -> Iterator[House]:
+    """A server whose files take a while."""
+    with stack.make(options={"innodb_flush_log_at_trx_commit": 0, "sync_binlog": 0}) as server:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE a_filler", "USE a_filler",
+                       "CREATE TABLE a_filler.f (i INT PRIMARY KEY, t LONGTEXT)", *spoken(
+                           server, "INSERT INTO a_filler.f SELECT seq, REPEAT(UUID(), 20000) FROM seq_1_to_30"))
+        yield House(short_tmp, server, keys, programs=stack.all_programs(), policy_extra="witness: {enabled: false}\n")
+
+
+class Import:
+    """A tablespace of another table of ``schema`` that a table of it is going to take."""
+
+    def __init__(self, server: Server, schema: str, folder: Path) -> None:
+        self._server, self._schema, self._folder = server, schema, folder / f"{schema}-exported"
+        self._folder.mkdir()
+        server.execute(f"CREATE TABLE {schema}.exported (i INT PRIMARY KEY, t VARCHAR(40)) ENGINE=InnoDB",
+                       f"CREATE TABLE {schema}.imported LIKE {schema}.exported",
+                       f"INSERT INTO {schema}.exported VALUES (1, 'one'), (2, 'two')",
+                       f"INSERT INTO {schema}.imported VALUES (3, 'three')", f"FLUSH TABLES {schema}.exported FOR EXPORT")
+        for suffix in ("ibd", "cfg"):
+            shutil.copy(server.datadir / schema / f"exported.{suffix}", self._folder / f"imported.{suffix}")
+        server.execute("UNLOCK TABLES")
+
+    def run(self) -> None:
+        self._server.execute(f"ALTER TABLE {self._schema}.imported DISCARD TABLESPACE")
+        for path in self._folder.iterdir():
+            give_to_database(Path(shutil.copy(path, self._server.datadir / self._schema)))
+        self._server.execute(f"ALTER TABLE {self._schema}.imported IMPORT TABLESPACE")
+
+
+def gate_for(stack: Stack, base: Path, *stops: int) -> Gate:
+    if stack.mariadb:
+        return Gate(base, *stops)
+    return Gate(base, *stops, program="xtrabackup", path=stack.programs()["xtrabackup"])
+
+
+def engines(stack: Stack) -> tuple[str, ...]:
+    return ENGINES if stack.mariadb else ("InnoDB",) if stack is MYSQL_CLONE else ("MyISAM", "InnoDB")
+
+
+def compared(stack: Stack, house: House, name: str, expected: dict[str, Any]) -> None:
+    """The newest backup, restored, is the server as it was ``expected``."""
+    target = house.base / name
+    house.restore(target, to=f"backup:{house.backups()[0]['id']}")
+    with stack.make(datadir=target) as copy:
+        for (schema,) in copy.query("SELECT table_schema FROM information_schema.tables WHERE table_name='emptyspace'"):
+            copy.execute(f"DROP TABLE {schema}.emptyspace")  # has no checksum, here nor there
+        found = everything(copy)
+    same(found["sums"], expected["sums"])
+    same(found["others"], expected["others"])
+
+
+def without_emptyspace(server: Server) -> dict[str, Any]:
+    for (schema,) in server.query("SELECT table_schema FROM information_schema.tables WHERE table_name = 'emptyspace'"):
+        server.execute(f"DROP TABLE {schema}.emptyspace")
+    return everything(server)
+
+
+@pytest.mark.parametrize("stack", stacks(MARIADB, MYSQL_XTRABACKUP))
+def test_every_statement_between_and_during_increments(stack: Stack, busy: House, short_tmp: Path) -> None:
+    server = busy.server
+    schemas = [(f"s{when}_{engine.lower()}", engine, when) for when in (0, *STOPS) for engine in engines(stack)]
+    for schema, engine, _when in schemas:
+        server.execute(*tables(server, schema, engine))
+    if stack.mariadb:
+        server.settle()  # or the tool takes them for tables that were made meanwhile
+    server.restart()
+    busy.backup()
+
+    def change(now: int) -> None:
+        for schema, engine, when in schemas:
+            if when == now:
+                server.execute(*changes(server, schema, engine, swaps=now == 0))
+
+    change(0)
+    server.execute("UPDATE a_filler.f SET t = REVERSE(t)")
+    done = gate_for(stack, short_tmp / "gate", *STOPS).run(
+        busy, "backup", SERVER, "--kind", "incremental", "--json",
+        at={stop: lambda stop=stop: change(stop) for stop in STOPS})  # type: ignore[misc]
+    assert done.code == 0, done.all
+    assert (done.json["kind"], done.json["tables_missing"]) == ("physical-incremental", 0), done.all
+    expected = without_emptyspace(server)
+    compared(stack, busy, "first", expected)
+    server.execute("INSERT INTO s0_innodb.alike VALUES (1, 'afterwards')")
+    expected = everything(server)
+    assert busy.ok("backup", SERVER, "--kind", "incremental")["kind"] == "physical-incremental"
+    compared(stack, busy, "second", expected)
+    assert busy.fsck() == []
+
+
+@pytest.mark.parametrize("kind", ["full", "incremental"])
+@pytest.mark.parametrize("stack", stacks(MARIADB, MYSQL_XTRABACKUP))
+def test_a_tablespace_imported_meanwhile_is_in_the_backup_or_fails_it_by_name(
+        stack: Stack, busy: House, short_tmp: Path, kind: str) -> None:
+    server = busy.server
+    schemas = [f"s{when}" for when in (0, *STOPS)]
+    for schema in schemas:
+        server.execute(f"CREATE DATABASE {schema}")
+    imports = {schema: Import(server, schema, short_tmp) for schema in schemas}
+    if stack.mariadb:
+        server.settle()
+    server.restart()
+    busy.backup()
+    imports["s0"].run()
+    server.execute("UPDATE a_filler.f SET t = REVERSE(t)")
+    done = gate_for(stack, short_tmp / "gate", *STOPS).run(
+        busy, "backup", SERVER, "--kind", kind, "--json",
+        at={stop: imports[f"s{stop}"].run for stop in STOPS})
+    expected = everything(server)
+    if done.code == 0:
+        assert done.json["tables_missing"] == 0
+        compared(stack, busy, "first", expected)
+    else:
+        assert "imported" in done.json["error"]["message"], done.all
+        assert len(busy.backups()) == 1
+    if stack.mariadb:
+        server.settle()
+    server.restart()
+    assert busy.ok("backup", SERVER, "--kind", kind)["tables_missing"] == 0
+    compared(stack, busy, "second", expected)
