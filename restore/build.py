@@ -228,7 +228,9 @@ def assemble(
             left_out=left_out,
             key_files=key_files,
         )
-        verify_tables(base, [entry.path for entry in chain[-1].body.entries], partial=left_out is not nothing)
+        body = chain[-1].body
+        verify_tables(base, [entry.path for entry in body.entries], tables=body.facts.inventory,
+                      partial=left_out is not nothing)
         warnings += compare_listed(base, chain[-1])
         for increment in increments:
             shutil.rmtree(increment)

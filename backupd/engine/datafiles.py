@@ -21,12 +21,14 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from backupd.engine.tablefiles import fulltext_id
+from backupd.engine.tablefiles import fulltext_id, owner_of, part_name, stem_of
 from backupd.model.errors import OTHER_BACKUP, DamagedError
+from backupd.model.inventory import BaseTable
 
 _DATA, _LINK = ".ibd", ".isl"
 _DELTA, _META, _NEW, _DROPPED, _RENAMED = ".delta", ".meta", ".new", ".del", ".ren"
 _TEMPORARY = "#sql"
+_INNODB = "innodb"
 _INDEX_OF_OTHERS = (".MYI", ".MAI")
 _PARTITION = re.compile("#[Pp]#")
 _AUXILIARY = re.compile("FTS_[0-9a-f]{16}_")
@@ -71,16 +73,37 @@ def swapped(renamed: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def verify_tables(base: Path, last: Sequence[str], *, partial: bool = False) -> None:
+def _abandoned(paths: Collection[str], tables: Collection[BaseTable]) -> set[str]:
+    """Tablespaces among ``paths`` that were copied and then lost their table, which was dropped, moved to another
+    schema or engine, or partitioned anew before the position: xtrabackup 2.4 leaves these to the redo log, so that
+    prepare removes or renames them. With them the full-text indexes of their schemas, which do not tell whose they
+    are."""
+    parts = {table.name: table.parts or ("",) for table in tables if table.engine.lower() == _INNODB}
+    found: set[str] = set()
+    for path in paths:
+        owner = owner_of(path) if path.endswith((_DATA, _LINK)) else None
+        part = part_name(path.removeprefix(stem_of(path)).rpartition(".")[0])
+        if owner is not None and part not in parts.get(owner, ()):
+            found.add(path)
+    schemas = {path.partition("/")[0] for path in found}
+    return found | {path for path in paths if fulltext_id(path) is not None and path.partition("/")[0] in schemas}
+
+
+def verify_tables(base: Path, last: Sequence[str], *, tables: Collection[BaseTable] | None = None,
+                  partial: bool = False) -> None:
     """Does the prepared ``base`` hold the tables of the last backup applied (file list ``last``), and no dropped one?
 
+    ``tables``: those that the server had at that backup's position, None where nobody listed them.
     ``partial``: were some tables left out on purpose? xtrabackup's prepare removes full-text indexes whose table is not
     there, and which table one is of, only a server on the copy can tell: ``verify_fulltext``. Raises DamagedError
     naming every table that is wrong.
     """
     expected = frozenset(path for path in expected_files(last) if not (partial and fulltext_id(path) is not None))
     there = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()}
-    wrong = [f"{path} is missing" for path in sorted(expected - there)]
+    missing = expected - there
+    if tables is not None:
+        missing -= _abandoned(missing, tables)
+    wrong = [f"{path} is missing" for path in sorted(missing)]
     wrong += [f"{path} is there, though its table was dropped before the backup" for path in sorted(there - expected)
               if path.endswith(_DEFINITION) and "/" in path and _TEMPORARY not in path]
     if wrong:

@@ -6,6 +6,8 @@ import pytest
 
 from backupd.engine.datafiles import expected_files, rejoin_renamed, swapped, verify_fulltext, verify_tables
 from backupd.model.errors import DamagedError
+from backupd.model.inventory import BaseTable
+from backupd.model.table import TableName
 
 INCREMENT = [
     "ibdata1.delta", "ibdata1.meta", "ib_logfile0", "xtrabackup_info", "backup-my.cnf", "undo001.delta", "undo001.meta",
@@ -37,6 +39,24 @@ def test_missing_tables_and_dropped_ones_that_came_back_are_named(tmp_path: Path
     with pytest.raises(DamagedError) as wrong:
         verify_tables(tmp_path, ["d/a.frm", "d/a.ibd.delta", "d/b.new"])
     assert [text.split(",")[0] for text in wrong.value.damages] == ["d/b.ibd is missing", "d/gone.frm is there"]
+
+
+def test_a_tablespace_whose_table_is_gone_at_the_position_need_not_be_there_and_that_of_any_other_must(
+        tmp_path: Path) -> None:
+    """XtraBackup 2.4 copies it, and its prepare, following the redo log, removes or renames it."""
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/left.ibd").touch()
+    gone = ["m/dropped.ibd", "m/moved.ibd", "m/isam.ibd", "m/parted#P#p1.ibd", "m/outside.isl",
+            "m/FTS_000000000000002a_CONFIG.ibd"]
+    tables = [BaseTable(TableName("n", "moved"), "InnoDB"), BaseTable(TableName("m", "isam"), "MyISAM"),
+              BaseTable(TableName("m", "left"), "InnoDB", 7),
+              BaseTable(TableName("m", "parted"), "InnoDB", 8, parts=("p0",))]
+    verify_tables(tmp_path, [*gone, "m/left.ibd"], tables=tables)
+    for lost, owner in (("m/there.ibd", BaseTable(TableName("m", "there"), "InnoDB", 9)), ("m/parted#P#p0.ibd", None),
+                        ("n/FTS_000000000000002b_CONFIG.ibd", None)):
+        with pytest.raises(DamagedError) as wrong:
+            verify_tables(tmp_path, [*gone, "m/left.ibd", lost], tables=[*tables, *([owner] if owner else [])])
+        assert wrong.value.damages == (f"{lost} is missing",)
 
 
 def laid_out(base: Path, *paths: str) -> Path:
