@@ -79,11 +79,13 @@ def tables(server: Server, schema: str, engine: str) -> list[str]:
     return spoken(server, *_tables(schema, engine), *(_sequences(schema, engine) if server.sequences else ()))
 
 
-def changes(server: Server, schema: str, engine: str, *, swaps: bool = True) -> list[str]:
+def changes(server: Server, schema: str, engine: str, *, swaps: bool = True, rebuilds: bool = True,
+            discards: bool = True) -> list[str]:
     """Every statement once, but for those that this server does not know. ``swaps``: tables that take each other's
-    names, too."""
+    names, too; ``rebuilds``: what rebuilds a table in place; ``discards``: leave a table without its tablespace."""
     other = {"MyISAM": "InnoDB", "Aria": "MyISAM", "InnoDB": "Aria" if server.sequences else "MyISAM"}[engine]
-    found = [*(_swaps(schema) if swaps else ()), *_changes(schema, engine, other)]
+    found = [*(_swaps(schema) if swaps else ()), *_changes(schema, engine, other),
+             *(_rebuilds(schema) if rebuilds else ())]
     if engine != "Aria":  # of which mariadb-backup fails, and is run again
         found += _partitions(schema)
     if server.sequences:
@@ -91,7 +93,7 @@ def changes(server: Server, schema: str, engine: str, *, swaps: bool = True) -> 
     else:
         found += _again(schema, engine, replace=False)
     if engine == "InnoDB":
-        found += _only_innodb(schema)
+        found += [*_fulltext(schema), *(_discards(schema) if discards else ())]
     return spoken(server, *found)
 
 
@@ -141,19 +143,13 @@ def _changes(schema: str, engine: str, other: str) -> Iterator[str]:
     yield f"TRUNCATE TABLE {schema}.emptied"
     yield f"INSERT INTO {schema}.emptied {row}"
     yield f"ALTER TABLE {schema}.converted ENGINE={other}"
-    yield f"ALTER TABLE {schema}.rebuilt MODIFY t VARCHAR(60), FORCE"
-    yield f"ALTER TABLE {schema}.instant ADD COLUMN z INT DEFAULT 7"
-    yield f"CREATE INDEX it ON {schema}.indexed (t)"
-    yield f"DROP INDEX it ON {schema}.indexed"
     yield f"CREATE TABLE {schema}.alike LIKE {schema}.pattern"
     yield f"CREATE TABLE {schema}._new (i INT, t VARCHAR(40)) ENGINE={engine}"
     yield f"INSERT INTO {schema}._new {row}"
     yield f"RENAME TABLE {schema}.old TO {schema}._old, {schema}._new TO {schema}.old"
     yield f"RENAME TABLE {schema}.handed TO {schema}._handed, {schema}.hand TO {schema}.handed"
     yield f"RENAME TABLE {schema}.renamed TO {schema}.renamed_1"
-    yield f"ALTER TABLE {schema}.renamed_1 ADD COLUMN z INT DEFAULT 3 FIRST, FORCE"
     yield f"DROP TABLE {schema}._old"
-    yield f"OPTIMIZE TABLE {schema}.optimised"
     yield f"RENAME TABLE {schema}.`größe 1` TO {schema}.`größe.2`"
     yield f"ALTER TABLE {schema}.parted TRUNCATE PARTITION p0"
     yield f"ALTER TABLE {schema}.traded EXCHANGE PARTITION p1 WITH TABLE {schema}.trade"
@@ -170,6 +166,15 @@ def _changes(schema: str, engine: str, other: str) -> Iterator[str]:
     yield f"CREATE DATABASE {schema}_new"
     yield f"CREATE TABLE {schema}_new.a (i INT, t VARCHAR(40)) ENGINE={engine}"
     yield f"INSERT INTO {schema}_new.a {row}"
+
+
+def _rebuilds(schema: str) -> Iterator[str]:
+    yield f"ALTER TABLE {schema}.rebuilt MODIFY t VARCHAR(60), FORCE"
+    yield f"ALTER TABLE {schema}.instant ADD COLUMN z INT DEFAULT 7"
+    yield f"CREATE INDEX it ON {schema}.indexed (t)"
+    yield f"DROP INDEX it ON {schema}.indexed"
+    yield f"ALTER TABLE {schema}.renamed_1 ADD COLUMN z INT DEFAULT 3 FIRST, FORCE"
+    yield f"OPTIMIZE TABLE {schema}.optimised"
 
 
 def _partitions(schema: str) -> Iterator[str]:
@@ -195,10 +200,13 @@ def _only_mariadb(schema: str, engine: str) -> Iterator[str]:
     yield f"DELETE FROM {schema}.versions WHERE i = 1"
 
 
-def _only_innodb(schema: str) -> Iterator[str]:
+def _fulltext(schema: str) -> Iterator[str]:
     yield f"CREATE TABLE {schema}.words (i INT PRIMARY KEY, t TEXT, FULLTEXT (t)) ENGINE=InnoDB"
     yield f"INSERT INTO {schema}.words VALUES (1, 'full of text')"
     yield f"CREATE TABLE {schema}_again.words (i INT PRIMARY KEY, t TEXT, FULLTEXT (t)) ENGINE=InnoDB"
     yield f"INSERT INTO {schema}_again.words VALUES (1, 'full of text')"
+
+
+def _discards(schema: str) -> Iterator[str]:
     yield f"CREATE TABLE {schema}.emptyspace (i INT) ENGINE=InnoDB"
     yield f"ALTER TABLE {schema}.emptyspace DISCARD TABLESPACE"
