@@ -71,16 +71,22 @@ def ways(user: str | None = None) -> tuple[Way, ...]:
     """Those that work here, best first."""
     chosen = user or worker()
     candidates = (Way.USER, Way.ROOT) if chosen is not None else (Way.USER,)
-    return tuple(way for way in candidates if _works(way, chosen))
+    return tuple(way for way in candidates if not obstacle(way, chosen))
+
+
+def obstacle(way: Way, user: str | None) -> str:
+    """Why no sandbox can be made this way for ``user``, in bubblewrap's own words; "" where it can."""
+    return _tried(way, user, proc=True) and _tried(way, user, proc=False)
 
 
 @functools.cache
-def _works(way: Way, user: str | None) -> bool:
+def _tried(way: Way, user: str | None, *, proc: bool) -> str:
     try:
-        made = _made(Command(("true",), user=user), way, (), (), network_of=None)
-        return run(made, check=False, timeout=20).returncode == 0
-    except BackupdError:
-        return False
+        made = _framed(Command(("true",), user=user), way, (), (), network_of=None, proc=proc)
+        done = run(made, check=False, timeout=20)
+        return "" if done.returncode == 0 else done.stderr.strip() or f"bwrap ended with {done.returncode}"
+    except BackupdError as error:
+        return error.message
 
 
 @functools.cache
@@ -143,7 +149,17 @@ def _out_of_reach(user: str | None, paths: Sequence[Path]) -> str:
 
 def _made(
     command: Command, way: Way, writable: Iterable[Path], readable: Iterable[Path], *, network_of: int | None,
-    network: bool = False, scratch: bool = True,
+    network: bool, scratch: bool,
+) -> Command:
+    """The kernel lets no user mount a /proc of his own while something lies over a part of the one he sees, as systemd
+    and containers have it: then there is none inside."""
+    return _framed(command, way, writable, readable, network_of=network_of, network=network, scratch=scratch,
+                   proc=not _tried(way, command.user, proc=True))
+
+
+def _framed(
+    command: Command, way: Way, writable: Iterable[Path], readable: Iterable[Path], *, network_of: int | None,
+    proc: bool, network: bool = False, scratch: bool = True,
 ) -> Command:
     argv = []
     if network_of is not None:
@@ -152,7 +168,7 @@ def _made(
             # Who is not root may enter only as a member of the sandbox's own user namespace.
             argv += [f"--user=/proc/{network_of}/ns/user", "--preserve-credentials"]
         argv += ["--"]
-    argv += [locate("bwrap"), *_frame(writable, readable, scratch=scratch)]
+    argv += [locate("bwrap"), *_frame(writable, readable, scratch=scratch, proc=proc)]
     if network_of is None and not network:
         argv += ["--unshare-net"]
     argv += ["--chdir", str(command.cwd or "/"), "--cap-drop", "ALL"]
@@ -167,14 +183,14 @@ def _made(
                    wrapped=command.program)
 
 
-def _frame(writable: Iterable[Path], readable: Iterable[Path], *, scratch: bool) -> list[str]:
+def _frame(writable: Iterable[Path], readable: Iterable[Path], *, scratch: bool, proc: bool) -> list[str]:
     argv = ["--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     for folder in SYSTEM_FOLDERS:
         argv += ["--ro-bind-try", folder, folder]
     argv += ["--perms", "0755", "--tmpfs", "/dev", "--symlink", "/proc/self/fd", "/dev/fd"]
     for device in _DEVICES:
         argv += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    argv += ["--proc", "/proc", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108  inside the sandbox
+    argv += ["--proc" if proc else "--dir", "/proc", "--perms", "1777", "--tmpfs", "/tmp"]  # noqa: S108  inside the sandbox
     argv += ["--perms", "0755", "--tmpfs", "/run"]
     mounts = [(path, "--ro-bind") for path in readable] + [(path, "--bind") for path in writable]
     made: set[Path] = set()

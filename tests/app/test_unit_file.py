@@ -12,8 +12,9 @@ import pytest
 
 from backupd.app.daemon import GRACE
 from backupd.app.worker import GRACE as CLEANING_UP
-from backupd.engine.sandbox import is_available
-from tests.support.unit import UNIT, entries, powers, service
+from backupd.engine.sandbox import confine, is_available, worker
+from backupd.process.command import Command
+from tests.support.unit import UNIT, confined, entries, service
 
 FLAG = re.compile(r"--unshare-(\w+)")
 
@@ -42,10 +43,12 @@ def test_systemd_accepts_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not is_available(), reason="bubblewrap cannot be used on this machine")
-def test_bubblewrap_works_with_the_powers_that_the_unit_leaves() -> None:
-    sandbox = ["bwrap", "--die-with-parent", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
-               "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
-    inside = ["setpriv", "--reuid", "mysql", "--clear-groups", "--regid", "mysql", "--no-new-privs", "id", "-un"]
-    done = subprocess.run([*powers(), *sandbox, "--", *inside], capture_output=True, text=True, check=False)
-    assert (done.stdout.strip(), done.stderr) == ("mysql", "")
-    assert set(FLAG.findall(" ".join(sandbox))) | {"mnt"} == set(service()["RestrictNamespaces"].split())
+def test_programs_are_confined_with_the_powers_that_the_unit_leaves(tmp_path: Path) -> None:
+    words = confine(Command(("id", "-un"), user=worker()), writable=()).argv
+    asked = ("from backupd.engine.sandbox import *; from backupd.process.run import run; "
+             "print(*ways(), run(confine(Command(('id', '-un'), user=worker()), writable=())).stdout.decode())")
+    done = subprocess.run([*confined(tmp_path), sys.executable, "-c", asked], capture_output=True, text=True,
+                          check=False)
+    assert (done.stdout.split(), done.stderr) == (["user", worker()], "")
+    assert set(FLAG.findall(" ".join(words))) | {"mnt", "user"} == set(service()["RestrictNamespaces"].split())
+    assert not {"CAP_SYS_ADMIN", "CAP_NET_ADMIN"} & set(service()["CapabilityBoundingSet"].split())

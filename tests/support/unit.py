@@ -49,5 +49,6 @@ def confined(base: Path) -> list[str]:
         here.mkdir(mode=0o711, parents=True, exist_ok=True)
         binds += ["--bind", str(here), str(here)]
     umask = f'umask {service()["UMask"]} && exec "$@"'
-    return ["sh", "-c", umask, "sh", *powers(), "bwrap", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev",
-            "--proc", "/proc", *binds, "--chdir", "/", "--"]
+    tunables = ["--ro-bind", "/proc/sys", "/proc/sys"] if service()["ProtectKernelTunables"] == "yes" else []
+    return ["sh", "-c", umask, "sh", "bwrap", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc",
+            "/proc", *tunables, *binds, "--chdir", "/", "--", *powers()]
