@@ -14,24 +14,25 @@ from tests.support.keys import Keys
 from tests.support.places import DATABASE_USER
 from tests.support.server import Server
 
-BACKUPD = str(Path(sys.executable).with_name("backupd"))
+BACKUPD = Path(sys.executable).with_name("backupd")
 SOURCE = "bench"
+POLICY = 'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\nwitness: {enabled: false}\n'
 
 
 class House:
     """``servers``: more than the source, by their names in the configuration. ``destination``: what the configuration
-    says about it, where it is not the folder ``repository``."""
+    says about it, where it is not the folder ``repository``. ``program``: of which checkout."""
 
     def __init__(self, base: Path, server: Server, keys: Keys, servers: Mapping[str, Server] | None = None,
-                 destination: Mapping[str, Any] | None = None) -> None:
-        self.base, self.server, self.keys = base, server, keys
+                 destination: Mapping[str, Any] | None = None, *, policy: str = POLICY,
+                 program: Path = BACKUPD) -> None:
+        self.base, self.server, self.keys, self.program = base, server, keys, program
         self.repository = base / "repository"
         self.config = base / "backupd.yaml"
         place = destination or {"type": "filesystem", "path": self.repository}
         policies = base / "policies"
         policies.mkdir()
-        (policies / "bench.yaml").write_text(
-            'physical: {full: "0 2 * * *"}\ndestinations: {required: [local]}\nwitness: {enabled: false}\n')
+        (policies / "bench.yaml").write_text(policy)
         lines = [f"  {name}: {{socket: {one.socket}, defaults_file: {one.client_file()}, policy: bench}}\n"
                  for name, one in ({SOURCE: server} | dict(servers or {})).items()]
         self.config.write_text(
@@ -42,7 +43,7 @@ class House:
             f"restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch}}}}\n")
 
     def command(self, *args: str) -> list[str]:
-        return [BACKUPD, "--config", str(self.config), *args, "--json"]
+        return [str(self.program), "--config", str(self.config), *args, "--json"]
 
     def backupd(self, *args: str) -> Run:
         """Run it; its answer is JSON."""

@@ -27,7 +27,7 @@ from backupd.model.errors import (
     DestinationError,
     StreamError,
 )
-from backupd.model.manifest import Body, Header, StoredObject
+from backupd.model.manifest import PLAIN_LIMIT, Body, Header, StoredObject
 from backupd.model.progress import Progress, Report
 from restore.assembly import Assembly, lay_out
 from storage import layout, objects
@@ -275,7 +275,7 @@ def _limits(body: Body) -> Mapping[str, int]:
             limits[entry.bundle] = limits.get(entry.bundle, _TAR_END) + entry.size + _TAR_PER_MEMBER
         for part in entry.parts:
             limits[part.object] = max(limits.get(part.object, 0), part.size)
-    return limits
+    return {name: min(limit, PLAIN_LIMIT) for name, limit in limits.items()}
 
 
 def _items(

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Flag, StrEnum, auto
-from typing import BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
+
+from backupd.model.document import NOTE_LIMIT, parsed
+from backupd.model.errors import DamagedError
 
 
 class Capability(Flag):
@@ -295,6 +298,23 @@ def thawable(destination: Destination) -> ArchiveDestination | None:
     nothing ever is."""
     able = destination.capabilities & (Capability.ARCHIVE | Capability.RULES)
     return destination if able and isinstance(destination, ArchiveDestination) else None
+
+
+def read_whole(destination: Destination, key: str, *, limit: int) -> bytes:
+    """Everything under ``key``. Raises DamagedError where that is more than ``limit`` bytes, without reading more."""
+    with destination.get(key) as stream:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        where = f"{destination.name}: {key}"
+        raise DamagedError(f"{where} is damaged", [f"{where}: it has more than {limit} bytes"],
+                           hint="no such document of ours is that large; another destination's copy of it is as good")
+    return content
+
+
+def read_note(destination: Destination, key: str) -> Any:
+    """What the note under ``key`` tells. Raises ValueError for what is no JSON or no note by its length."""
+    with destination.get(key) as stream:
+        return parsed(stream.read(NOTE_LIMIT + 1), limit=NOTE_LIMIT)
 
 
 def as_tree(destination: Destination) -> TreeDestination | None:

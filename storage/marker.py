@@ -7,15 +7,14 @@ import json
 from backupd.model.clock import parse_time
 from backupd.model.errors import ObjectMissingError
 from storage import layout
-from storage.destination import Destination
+from storage.destination import Destination, read_note
 
 
 def repository_id(destination: Destination) -> str | None:
     """The same under every name and by every way that leads there. None where the marker tells none: one that nobody
     can read, or a destination that needs no marker. Raises DestinationError where the place does not answer."""
     try:
-        with destination.get(layout.REPOSITORY) as stream:
-            document = json.loads(stream.read())
+        document = read_note(destination, layout.REPOSITORY)
     except (ObjectMissingError, ValueError):
         return None
     told = document.get("id") if isinstance(document, dict) else None

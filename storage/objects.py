@@ -15,12 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 from backupd.model.clock import format_time
-from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import ArchivedError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.manifest import StoredObject
 from storage import layout
-from storage.destination import Destination
+from storage.destination import Destination, read_note
 
+POOL_LIMIT = 80 * 1024 * 1024
+"""Most bytes of an object in the pool, or of a part of a binary log, which hold 16 MiB; a file with holes costs its
+writer nothing."""
+SIDE_LIMIT = 1024**3
+"""Most bytes of a side file: of a body with more than ten million entries."""
 _CHUNK = 1024 * 1024
 _RELEASED = "released"
 _READERS = 8
@@ -58,15 +62,17 @@ def store(destination: Destination, item: StoredObject, sealed: bytes) -> None:
 
 def fetch(destination: Destination, item: StoredObject) -> bytes:
     """The stored bytes of ``item``. Raises DamagedError naming destination and key unless they are exactly those."""
-    return _verified(destination, layout.object_key(item.name), item)
+    return _verified(destination, layout.object_key(item.name), item, POOL_LIMIT)
 
 
 def fetch_side(destination: Destination, key: str, item: StoredObject) -> bytes:
     """Like ``fetch`` for a body, unpack script or runbook, which lie under their own ``key``."""
-    return _verified(destination, key, item)
+    return _verified(destination, key, item, SIDE_LIMIT)
 
 
-def _verified(destination: Destination, key: str, item: StoredObject) -> bytes:
+def _verified(destination: Destination, key: str, item: StoredObject, limit: int) -> bytes:
+    if item.size > limit:
+        raise _damaged(destination, key, f"it is said to hold {item.size} bytes, where none of ours has over {limit}")
     try:
         # One byte more than promised, so that bytes appended to an object are noticed and never all read.
         with destination.get(key, length=item.size + 1) as stream:
@@ -137,8 +143,7 @@ def quarantined(destination: Destination) -> frozenset[str]:
 def _is_released(destination: Destination, key: str) -> bool:
     """A note that cannot be read counts."""
     try:
-        with destination.get(key) as stream:
-            note = parsed(stream.read(), limit=NOTE_LIMIT)
+        note = read_note(destination, key)
     except ObjectMissingError:
         return True
     except (ArchivedError, ValueError):

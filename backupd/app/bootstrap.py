@@ -262,7 +262,7 @@ class _Writer:
                 if self._note.get(destination.name, layout.RECOVER) != digest:
                     self._note.set(destination.name, layout.RECOVER, digest)
                 return False
-        except ObjectMissingError:
+        except (ObjectMissingError, DamagedError):  # the latter of one that is longer than any text of ours
             pass
         if isinstance(destination, SignedDestination):
             destination.sign(layout.RECOVER, text)  # which nobody but a person reads, with the page in the hand

@@ -11,11 +11,12 @@ from typing import Any
 from backupd.app.dependence import require_keys
 from backupd.app.extraction import Member, extract, member_of
 from backupd.app.wiring import Wiring
+from backupd.backup.hostfiles import LARGEST_SUM
 from backupd.model.errors import BackupdError, DamagedError, KeyUnusableError, NotFoundError, RefusedError
 from backupd.transfer.manifestio import load_header, load_side_file
 
-_LIMIT = 1024**3
-"""Bytes of an opened artefact; collecting stops far below."""
+_LIMIT = 2 * LARGEST_SUM
+"""Bytes that may come out: what is collected, and what the tar adds to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from backupd.app.wiring import Wiring
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.clock import format_time
+from backupd.model.document import opened_limit
 from backupd.model.errors import (
     ArchivedError,
     BackupdError,
@@ -77,7 +78,7 @@ def _unusable(destination: Destination, key: str, error: BackupdError) -> str:
 @contextmanager
 def _opened(wiring: Wiring, destination: Destination, key: str, file: Path) -> Iterator[Catalog]:
     with destination.get(key) as stream:
-        wiring.unsealer().unseal_file(stream, file)
+        wiring.unsealer().unseal_file(stream, file, limit=opened_limit(destination.stat(key).size))
     try:
         catalog = open_catalog(f"sqlite:///{file}")
     except CatalogError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,7 @@ from backupd.cli.failure import explained
 from backupd.cli.options import Config, Json, remember
 from backupd.cli.screen import Screen, mute
 from backupd.cli.session import StoppedError
-from backupd.process.memory import return_large_blocks
+from backupd.process.memory import hide_memory, return_large_blocks
 
 app = typer.Typer(
     help="Backups of MySQL and MariaDB that are proved to restore.",
@@ -140,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _hold_standard_descriptors()
     return_large_blocks()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump, of a tool's as well, would hold rows in plain
+    hide_memory()
     mask = os.umask(0o077)  # whatever it was: nobody else reads or changes what we make, but where we say so
     try:
         with _stoppable():

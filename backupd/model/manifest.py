@@ -17,6 +17,7 @@ file it under another server. Version 1 bound the list of objects and the parent
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,6 +42,9 @@ PART_SIZE = 16 * 1024 * 1024
 """Bytes of plaintext in one part; the last part of an entry is shorter."""
 BUNDLE_LIMIT = 16 * 1024
 """Entries below this many bytes are bundled."""
+PLAIN_LIMIT = 4 * PART_SIZE
+"""Most bytes of plaintext that anything in the pool, or a part of a binary log, may open to, whatever is said of it:
+with room for a bundle of many tiny files, or one long line of an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +356,9 @@ def decode_body(raw: bytes, *, where: str = "manifest body") -> Body:
         lines = raw.count(b"\n")  # before anything is made of them: a line end costs an attacker nothing
         if lines != first["entries"] + 1:
             raise ValueError(f"{lines - 1} entries where {first['entries']} were written")
-        entries = tuple(decode_entry(parsed(line)) for line in raw.split(b"\n")[1:-1])
+        with io.BytesIO(raw) as stream:
+            stream.readline()
+            entries = tuple(decode_entry(parsed(line)) for line in stream)
         facts = BodyFacts(
             backup_id=first["backup"], position=Position.from_json(first["position"]),
             server=ServerInfo.from_json(first["server"]), tool=Tool.from_json(first["tool"]),

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from backupd.model.clock import Clock, format_time, parse_time
-from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import ArchivedError, BusyError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.manifest import Header
 from backupd.transfer.brake import BRAKE, DAY, Brake, told_of_headless, told_of_missing
@@ -36,7 +35,7 @@ from backupd.transfer.marking import is_withdrawn
 from backupd.transfer.pin import pins
 from backupd.transfer.sweeping import refusal, sweeping
 from storage import layout
-from storage.destination import Destination, ObjectInfo, as_tree
+from storage.destination import Destination, ObjectInfo, as_tree, read_note
 
 SKEW = timedelta(minutes=5)
 """Clocks of several machines may differ so much, and a put may last so long."""
@@ -176,9 +175,7 @@ def _tombstones(destination: Destination) -> dict[str, datetime]:
     """When each tombstone was put. One that cannot be read counts from when it was stored."""
     def look(info: ObjectInfo) -> tuple[str, datetime] | None:
         try:
-            with destination.get(info.key) as stream:
-                raw = stream.read()
-            return layout.name_in(info.key), parse_time(parsed(raw, limit=NOTE_LIMIT)["at"])
+            return layout.name_in(info.key), parse_time(read_note(destination, info.key)["at"])
         except ObjectMissingError:
             return None
         except (ArchivedError, ValueError, KeyError, TypeError):

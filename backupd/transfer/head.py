@@ -16,9 +16,9 @@ from typing import Any
 from backupd.model.clock import format_time, parse_time
 from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import DamagedError, ObjectMissingError
-from backupd.transfer.manifestio import get_bytes, put_bytes
+from backupd.transfer.manifestio import put_bytes
 from storage import layout
-from storage.destination import Destination
+from storage.destination import Destination, read_whole
 
 FORMAT = 1
 
@@ -61,7 +61,7 @@ def decode(raw: bytes, server: str) -> Head:
 def read(destination: Destination, server: str) -> Head | None:
     """None where there is none. Raises DamagedError, also where it is not believed; DestinationError."""
     try:
-        return decode(get_bytes(destination, layout.head_key(server)), server)
+        return decode(read_whole(destination, layout.head_key(server), limit=NOTE_LIMIT), server)
     except ObjectMissingError:
         return None
 

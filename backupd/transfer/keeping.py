@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from backupd.model.clock import format_time, parse_time
-from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import ArchivedError, ObjectMissingError
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from storage import layout
-from storage.destination import Destination, ObjectInfo
+from storage.destination import Destination, ObjectInfo, read_note
 
 Backup = tuple[str, str]
 """(server, backup id)"""
@@ -84,8 +83,7 @@ def remove_keep(destination: Destination, server: str, backup_id: str) -> None:
 
 def _read(destination: Destination, info: ObjectInfo, server: str) -> Hold | None:
     try:
-        with destination.get(info.key) as stream:
-            note = parsed(stream.read(), limit=NOTE_LIMIT)
+        note = read_note(destination, info.key)
         return Hold(server, HoldKind.HOLD, str(note["reason"]), str(note["by"]), parse_time(note["since"]))
     except ObjectMissingError:
         return None  # released in this moment

@@ -103,7 +103,7 @@ def leases(destination: Destination, prefix: str) -> list[Lease]:
     for info in list(destination.list(prefix)):
         try:
             with destination.get(info.key) as stream:
-                found.append(decode(info.key, stream.read(), info.modified_at))
+                found.append(decode(info.key, stream.read(NOTE_LIMIT + 1), info.modified_at))
         except ArchivedError:
             found.append(decode(info.key, b"", info.modified_at))
         except ObjectMissingError:

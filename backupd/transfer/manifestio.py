@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 
-from backupd.model.document import DOCUMENT_LIMIT
+from backupd.model.document import DOCUMENT_LIMIT, opened_limit
 from backupd.model.errors import ArchivedError, DamagedError, NotFoundError, ObjectMissingError, TamperedError
 from backupd.model.manifest import (
     Body,
@@ -20,13 +20,10 @@ from backupd.model.manifest import (
 )
 from backupd.transfer.unseal import Unsealer
 from storage import layout, objects
-from storage.destination import Destination
+from storage.destination import Destination, read_whole
 
 BODY_LIMIT = 4 * 1024**3
 """Most bytes an unsealed body may have; about 16 million entries."""
-_BODY_FLOOR = 64 * 1024**2
-_BODY_RATIO = 200
-"""A body holds a digest or two for each file and part, which nothing makes shorter: nine times smaller is usual."""
 _ELSEWHERE = "restore from another destination's copy of this backup"
 
 
@@ -41,8 +38,8 @@ def put_bytes(destination: Destination, key: str, content: bytes) -> None:
 
 
 def get_bytes(destination: Destination, key: str) -> bytes:
-    with destination.get(key) as stream:
-        return stream.read()
+    """A clear document. Raises DamagedError for one that is longer than any of ours."""
+    return read_whole(destination, key, limit=DOCUMENT_LIMIT)
 
 
 def get_document(destination: Destination, key: str) -> bytes:
@@ -51,18 +48,13 @@ def get_document(destination: Destination, key: str) -> bytes:
     no other."""
     where = f"{destination.name}: {key}"
     try:
-        with destination.get(key) as stream:
-            content = stream.read(DOCUMENT_LIMIT + 1)
+        return get_bytes(destination, key)
     except ArchivedError as error:
         raise DamagedError(
             f"{where} cannot be read: it lies in an archive class",
             [(f"{where}: lies in an archive class, where a rule of the place moved it: change the rule to spare "
               "everything but objects/, thaw this file there, and copy it back onto itself in the standard class")],
             hint="another destination's copy of it is as good") from error
-    if len(content) > DOCUMENT_LIMIT:
-        raise DamagedError(f"{where} is damaged", [f"{where}: it has more than {DOCUMENT_LIMIT} bytes"],
-                           hint=_ELSEWHERE)
-    return content
 
 
 def commit_header(destination: Destination, header: Header) -> None:
@@ -95,7 +87,7 @@ def load_side_file(destination: Destination, header: Header, stored: StoredObjec
 def body_limit(header: Header) -> int:
     """Most bytes that the unsealed body may have: what was sealed, and never so many that little stored becomes much
     memory."""
-    limit = min(BODY_LIMIT, _BODY_FLOOR + _BODY_RATIO * header.body.size)
+    limit = min(BODY_LIMIT, opened_limit(header.body.size))
     return min(limit, header.body_size) if header.is_bound else limit
 
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from backupd.model.clock import format_time
-from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import ArchivedError, LockedError, ObjectMissingError
 from backupd.model.sighting import Sighting
 from backupd.transfer.keeping import Backup
 from backupd.transfer.lease import exists
 from storage import layout
-from storage.destination import Destination
+from storage.destination import Destination, read_note
 
 _WITHDRAWN = "withdrawn"
 
@@ -62,8 +61,7 @@ def is_marked(destination: Destination, server: str, backup_id: str) -> bool:
 def is_withdrawn(destination: Destination, key: str) -> bool:
     """Was the mark under ``key`` taken back, or away?"""
     try:
-        with destination.get(key) as stream:
-            return takes_back(parsed(stream.read(), limit=NOTE_LIMIT))
+        return takes_back(read_note(destination, key))
     except ObjectMissingError:
         return True
     except (ArchivedError, ValueError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 
+from backupd.model.document import DOCUMENT_LIMIT
 from backupd.model.errors import RefusedError
 from backupd.model.manifest import StoredObject
 from storage import layout
@@ -113,7 +114,7 @@ class Past:
         """Of a small document."""
         if self._read is None or self._read[0] != version:
             with self._place.open_version(version) as stream:
-                self._read = version, stream.read()
+                self._read = version, stream.read(DOCUMENT_LIMIT + 1)  # too long, it is nothing right
         return self._read[1]
 
     def holding(self, trail: Trail, item: StoredObject) -> Version | None:

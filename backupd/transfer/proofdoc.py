@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backupd.model.clock import parse_time
-from backupd.model.document import parsed
+from backupd.model.document import opened_limit, parsed
 from backupd.model.errors import DamagedError, ObjectMissingError
 from backupd.model.proof import Check, Phase, Proof, Witness
 from backupd.transfer.manifestio import get_document
@@ -20,8 +20,6 @@ from storage import layout
 from storage.destination import Destination
 
 FORMAT = "backupd-proof/1"
-_LIMIT = 256 * 1024 * 1024
-"""Most bytes of one; a witness of a million tables has half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def load(destination: Destination, server: str, proof_id: str, unsealer: Unseale
         return None
     where = f"{destination.name}: {key}"
     try:
-        kept = _decoded(parsed(unsealer.unseal(sealed, limit=_LIMIT)))
+        kept = _decoded(parsed(unsealer.unseal(sealed, limit=opened_limit(len(sealed)))))
         if (kept.server, kept.id) != (server, proof_id):
             raise ValueError(f"it belongs to {kept.id} of {kept.server}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

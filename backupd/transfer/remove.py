@@ -14,7 +14,6 @@ from functools import cache
 
 from backupd.model.backup import BackupKind
 from backupd.model.clock import Clock, format_time, parse_time
-from backupd.model.document import NOTE_LIMIT, parsed
 from backupd.model.errors import (
     ArchivedError,
     BusyError,
@@ -36,7 +35,7 @@ from backupd.transfer.lease import Alive, is_alive
 from backupd.transfer.marking import Mark, Sightings, explaining, is_due, takes_back, withdraw
 from backupd.transfer.sweeping import await_sweeps, sweeping
 from storage import layout, objects
-from storage.destination import Destination, ObjectInfo, as_tree
+from storage.destination import Destination, ObjectInfo, as_tree, read_note
 
 _MANY = 256
 """A backup of more objects than this is looked at by listing the pool, which is a page at a time."""
@@ -101,8 +100,7 @@ def _marked_below(destination: Destination, prefix: str) -> dict[Backup, Mark]:
         if owner is None:
             return None
         try:
-            with destination.get(info.key) as stream:
-                note = parsed(stream.read(), limit=NOTE_LIMIT)
+            note = read_note(destination, info.key)
             if takes_back(note):
                 return None
             return owner, Mark(parse_time(note["at"]), str(note.get("reason", "")), info.modified_at)

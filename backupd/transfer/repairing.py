@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from backupd.model.binlog import SegmentKey
 from backupd.model.clock import Clock
@@ -19,17 +19,19 @@ from backupd.model.errors import (
     DestinationError,
     ForbiddenError,
     LockedError,
+    NewerFormatError,
+    NotFoundError,
     ObjectMissingError,
     RefusedError,
 )
 from backupd.model.manifest import Header, StoredObject, decode_header
 from backupd.transfer import segments
 from backupd.transfer.intent import Intent
-from backupd.transfer.manifestio import get_bytes, put_bytes
+from backupd.transfer.manifestio import get_bytes, load_header, put_bytes
 from backupd.transfer.pastversions import earlier
 from backupd.transfer.relay import Check, Relay
 from backupd.transfer.replicate import copy_signature
-from backupd.transfer.replicatelogs import copy_segment
+from backupd.transfer.replicatelogs import copy_segment, good_copy
 from backupd.transfer.scrub import recorded
 from backupd.transfer.segmentdoc import SegmentHeader
 from storage import layout, objects
@@ -91,6 +93,7 @@ def put_manifest_right(target: Destination, server: str, backup_id: str, sources
     """Replace a damaged manifest by that of another copy, byte for byte; the name of the source. Raises as
     ``put_right`` does."""
     key = layout.manifest_key(server, backup_id)
+    _refuse_newer(lambda: load_header(target, server, backup_id))
     failures: list[str] = []
     for source in sources:
         where = f"{source.name}:{key}"
@@ -138,8 +141,10 @@ def put_segment_right(target: Destination, server: str, key: SegmentKey, damaged
             sources = [twin]
     copied_from = [source for source in sources if _has(source, place)] or list(sources)
     relay = Relay(copied_from, target, check=check, moved=_unheard)
-    with contextlib.suppress(LockedError):
-        if place in wrong:
+    if place in wrong:
+        _refuse_newer(lambda: segments.load_header(target, server, key))
+        good_copy(relay, server, key)  # or else what lies there stays, damaged as it is
+        with contextlib.suppress(LockedError):
             target.delete(place)
     header = copy_segment(relay, server, key, clock=clock)
     if problems := segments.problems(target, header):
@@ -207,6 +212,16 @@ def _twin(header: SegmentHeader, sources: Sequence[Destination]) -> Destination:
             if found.segment.sha256 == header.segment.sha256 and not segments.problems(source, found):
                 return source
     raise DamagedError(f"no other destination has {header.segment.file} as it was archived", [header.key])
+
+
+def _refuse_newer(look: Callable[[], object]) -> None:
+    """What a later version of this program wrote is not damaged for that. Raises NewerFormatError."""
+    try:
+        look()
+    except NewerFormatError:
+        raise
+    except (DamagedError, NotFoundError, DestinationError):
+        pass
 
 
 def _has(source: Destination, key: str) -> bool:

@@ -53,7 +53,7 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
     Raises NotFoundError when no source has it (any more), SegmentConflictError when the target holds another one in its
     place, DamagedError, DestinationError.
     """
-    document, header = _read(relay, server, key)
+    document, header = good_copy(relay, server, key)
     present = _present(relay.target, header)
     if present is not None and (present.parts, present.index) != (header.parts, header.index):
         return present  # the same bytes, sealed another time
@@ -68,7 +68,9 @@ def copy_segment(relay: Relay, server: str, key: SegmentKey, *, clock: Clock) ->
     return header
 
 
-def _read(relay: Relay, server: str, key: SegmentKey) -> tuple[Document, SegmentHeader]:
+def good_copy(relay: Relay, server: str, key: SegmentKey) -> tuple[Document, SegmentHeader]:
+    """The first description of a segment at a source that can be read. Raises NotFoundError, DamagedError,
+    DestinationError."""
     place = layout.segment_key(server, key)
     damages: list[str] = []
     for document in relay.documents(place):

@@ -28,7 +28,7 @@ from backupd.model.errors import (
     RefusedError,
     TamperedError,
 )
-from backupd.model.manifest import StoredObject
+from backupd.model.manifest import PLAIN_LIMIT, StoredObject
 from backupd.transfer.manifestio import get_bytes, get_document, put_bytes
 from backupd.transfer.relay import found_wrong
 from backupd.transfer.segmentdoc import (
@@ -202,12 +202,17 @@ def load_header(destination: Destination, server: str, key: SegmentKey) -> Segme
 
 
 def put_branch(destination: Destination, branch: Branch) -> None:
-    """Describe ``branch`` at ``destination``; again when more is known of it."""
+    """Describe ``branch`` at ``destination``; again when more is known of it. Raises NewerFormatError where a later
+    version of this program did."""
     document = encode_branch(branch)
     key = layout.branch_key(branch.server, branch.id)
     try:
-        if get_document(destination, key) == document:
+        found = get_document(destination, key)
+        if found == document:
             return
+        decode_branch(found, where=f"{destination.name}:{key}")
+    except NewerFormatError:
+        raise
     except (ObjectMissingError, DamagedError):
         pass
     put_bytes(destination, key, document)
@@ -317,7 +322,7 @@ def require_bound(destination: Destination, header: SegmentHeader, unsealer: Uns
 
 def _unsealed(destination: Destination, header: SegmentHeader, part: SealedPart, unsealer: Unsealer) -> bytes:
     key = header.folder + part.stored.name
-    plain = unsealer.unseal(objects.fetch_side(destination, key, part.stored), limit=part.size)
+    plain = unsealer.unseal(objects.fetch_side(destination, key, part.stored), limit=min(part.size, PLAIN_LIMIT))
     if len(plain) != part.size or hashlib.sha256(plain).hexdigest() != part.sha256:
         raise _damaged(destination, key, "what is sealed in it is not what was archived")
     return plain

@@ -15,7 +15,7 @@ from backupd.transfer.keyring import is_revoked
 from backupd.transfer.unseal import passphrase_options
 
 _BLOCK = re.compile(rb"-----BEGIN PGP SIGNATURE-----.*?-----END PGP SIGNATURE-----\r?\n?", re.DOTALL)
-_LIMIT = 64 * 1024
+SIGNATURE_LIMIT = 64 * 1024
 """Bytes that a signature may have; ours have a few hundred."""
 _NO_AGENT = str(4 << 24 | 77)
 """GPG_ERR_NO_AGENT, as gpg itself reports it (libgpg-error: source and code)."""
@@ -58,7 +58,7 @@ def problem_of(signing: Signing, document: bytes, signatures: bytes) -> str:
 
     Raises ToolMissingError when there is no gpg.
     """
-    blocks = _BLOCK.findall(signatures[:_LIMIT])
+    blocks = _BLOCK.findall(signatures[:SIGNATURE_LIMIT])
     if not blocks:
         return "what lies beside it as its signature is none"
     problems = [_problem(signing, document, block) for block in blocks]

@@ -13,14 +13,17 @@ import io
 from collections.abc import Callable
 from typing import BinaryIO
 
+from backupd.model.document import DOCUMENT_LIMIT
 from backupd.model.errors import DamagedError, ObjectMissingError
-from backupd.transfer.signature import Signing, problem_of, sign
+from backupd.transfer.signature import SIGNATURE_LIMIT, Signing, problem_of, sign
 from storage import layout
-from storage.destination import Destination, ObjectInfo
+from storage.destination import Destination, ObjectInfo, read_whole
 from storage.forwarding import ForwardingDestination
 
 _REMEMBERED = 50_000
 """Digests of documents whose signature was found good: about 8 MB."""
+_COPY_LIMIT = 4 * 1024**3
+"""Most bytes of a sealed copy of the catalog or of the configuration."""
 _UNSIGNED = "it has no signature"
 
 
@@ -78,8 +81,7 @@ class SignedDestination(ForwardingDestination):
 
     def as_it_lies(self, key: str) -> bytes:
         """The document under ``key``, believed or not. Raises ObjectMissingError."""
-        with self._inner.get(key) as stream:
-            return stream.read()
+        return read_whole(self._inner, key, limit=_COPY_LIMIT if layout.is_copy(key) else DOCUMENT_LIMIT)
 
     def vouches(self, server: str) -> bool:
         """Is whatever it gives of this server signed by somebody who is trusted?"""
@@ -117,8 +119,10 @@ class SignedDestination(ForwardingDestination):
         return problem
 
     def _read(self, key: str) -> bytes | None:
+        """As much as a signature may have, and a byte more; None where nothing lies there."""
         try:
-            return self.as_it_lies(key)
+            with self._inner.get(key) as stream:
+                return stream.read(SIGNATURE_LIMIT + 1)
         except ObjectMissingError:
             return None
 

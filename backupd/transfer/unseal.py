@@ -25,6 +25,8 @@ with sixteen RSA-4096 decryptions at once it fails with "Cannot allocate memory"
 missing key."""
 _ATTEMPTS = 6
 _SLICE = 256 * 1024
+_SIP = 2 * 1024
+"""Bytes that are decompressed at once where no size is told before: zstd makes up to 32,768 times more of them."""
 
 _slots = threading.BoundedSemaphore(AT_ONCE)
 
@@ -70,7 +72,7 @@ class Unsealer:
                 time.sleep(random.uniform(0.02, 0.1) * 2**attempt)  # noqa: S311  spreading, not secrecy
         raise AssertionError("unreachable")
 
-    def unseal_file(self, source: BinaryIO, target: Path) -> None:
+    def unseal_file(self, source: BinaryIO, target: Path, *, limit: int) -> None:
         """The same from a stream to a new file (0600), for what may be larger than memory. Raises as ``unseal`` does,
         and OSError; then nothing is left of ``target``."""
         def write(sink: BinaryIO) -> None:
@@ -85,7 +87,10 @@ class Unsealer:
                 try:
                     with pipeline:
                         for chunk in pipeline.chunks(_SLICE):
-                            plain.write(decoder.decompress(chunk))
+                            for start in range(0, len(chunk), _SIP):
+                                plain.write(decoder.decompress(chunk[start:start + _SIP]))
+                                if plain.tell() > limit:
+                                    raise _damaged(f"it holds more than the {limit} bytes that are expected")
                 except ToolError as error:
                     keys = (line.text.split()[0] for line in status.lines() if line.keyword == "ENC_TO" and line.text)
                     told = self._explained(error, status.lines(), Outline(tuple(keys)))

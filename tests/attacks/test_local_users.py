@@ -111,3 +111,54 @@ def test_an_agent_that_holds_the_opened_key_ends_with_the_command(short_tmp: Pat
     while _agents(short_tmp) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert _agents(short_tmp) == []
+
+
+_LOOKED_AT = """
+import ctypes, os, pwd
+from pathlib import Path
+from backupd.cli import main as module
+
+def looked():
+    child = os.fork()
+    if not child:
+        try:
+            Path(f"/proc/{os.getppid()}/environ").read_bytes()
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+user = pwd.getpwnam("mysql")
+os.setgroups([])
+os.setgid(user.pw_gid)
+os.setuid(user.pw_uid)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # as after exec
+module.app = lambda **_more: None
+before = looked()
+module.main([])
+print(before, looked(), Path("/proc/self/limits").read_text().split("core file size")[1].split()[:2],
+      bool(list(Path("/proc/self/fd").iterdir())), bool(os.readlink("/proc/self/ns/pid")))
+"""
+
+
+def test_another_process_of_the_same_user_reads_nothing_of_a_command_and_no_core_is_dumped() -> None:
+    said = subprocess.run([sys.executable, "-c", _LOOKED_AT], check=True, capture_output=True, text=True)
+    assert said.stdout == "True False ['0', '0'] True True\n", "the last two it needs itself"
+
+
+_MASKS = """
+import os
+from pathlib import Path
+from backupd.cli import main as module
+os.umask(0)
+module.app = lambda **_more: Path("made").touch() or Path("folder").mkdir()
+module.main(["backups"])
+print(oct(os.umask(0)))
+"""
+
+
+def test_what_a_command_makes_is_nobody_elses_whatever_the_umask_is(tmp_path: Path) -> None:
+    """Of every command: what is made at the place of one."""
+    after = subprocess.run([sys.executable, "-c", _MASKS], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("made", "folder")] == [0o600, 0o700]
+    assert after.stdout == "0o0\n", "whose it was gets it back"

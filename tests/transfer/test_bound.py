@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from backupd.model.errors import DamagedError, NewerFormatError, TamperedError
+from backupd.model.errors import DamagedError, NewerFormatError, NotFoundError, TamperedError
 from backupd.model.manifest import Body, Header, StoredObject, bound, decode_header, encode_body, encode_header
 from backupd.transfer import segments
 from backupd.transfer.collect import collect
 from backupd.transfer.inventory import read
 from backupd.transfer.manifestio import commit_header, described, load_body, load_header, put_bytes
 from backupd.transfer.remove import mark, sweep
+from backupd.transfer.repairing import put_manifest_right, put_segment_right
 from backupd.transfer.seal import Sealer
-from backupd.transfer.segmentdoc import decode_segment, encode_segment
+from backupd.transfer.segmentdoc import decode_segment, encode_branch, encode_segment
 from backupd.transfer.segments import SegmentConflictError
 from backupd.transfer.unseal import Unsealer
 from storage import layout
@@ -165,6 +166,49 @@ def test_a_later_version_of_a_binary_log_is_not_overwritten(place: MemoryDestina
     with pytest.raises((NewerFormatError, SegmentConflictError)):
         archive_log(place, sealer, BRANCH, log.number, log.data)
     assert place.get(header.key).read() == later
+
+
+def test_a_repair_leaves_what_is_of_a_later_version_and_what_nobody_else_has(
+        place: MemoryDestination, keys: Keys) -> None:
+    log, sealer = real_logs()[0], Sealer([keys.fingerprint], keys.public_home)
+    header = archive_log(place, sealer, BRANCH, log.number, log.data)
+    other, empty = MemoryDestination("other"), MemoryDestination("empty")
+    archive_log(other, sealer, BRANCH, log.number, log.data)
+    true = encode_segment(header)
+
+    def repair(source: MemoryDestination) -> str:
+        return put_segment_right(place, BRANCH.server, header.segment.key, [header.key], [source], clock=FakeClock(),
+                                 check=lambda: None)
+
+    put_bytes(place, header.key, rewritten(true, format="backupd-segment/3", more=True))
+    before = everything(place)
+    for source in (empty, other):
+        with pytest.raises(NewerFormatError):
+            repair(source)
+    put_bytes(place, header.key, b"damaged" + true)
+    with pytest.raises(NotFoundError):
+        repair(empty)
+    assert everything(place) == before
+    assert place.get(header.key).read() == b"damaged" + true
+    assert repair(other) == "other"
+    assert tuple(segments.read_index(place, segments.load_header(place, BRANCH.server, header.segment.key),
+                                     Unsealer(keys.secret_home))) == log.transactions
+
+
+def test_neither_a_manifest_nor_a_branch_of_a_later_version_is_replaced(place: MemoryDestination) -> None:
+    header = Stock(place).add(1, {"a": b"a"})
+    other = MemoryDestination("other")
+    Stock(other).add(1, {"a": b"a"})
+    key = layout.manifest_key(header.server, header.backup_id)
+    later = rewritten(encode_header(header), format="backupd-manifest/3")
+    put_bytes(place, key, later)
+    with pytest.raises(NewerFormatError):
+        put_manifest_right(place, header.server, header.backup_id, [other], clock=FakeClock())
+    branch = rewritten(encode_branch(BRANCH), format="backupd-branch/2")
+    put_bytes(place, layout.branch_key(BRANCH.server, BRANCH.id), branch)
+    with pytest.raises(NewerFormatError):
+        segments.put_branch(place, BRANCH)
+    assert [place.get(one).read() for one in (key, layout.branch_key(BRANCH.server, BRANCH.id))] == [later, branch]
 
 
 def test_a_version_that_is_none_is_damage(place: MemoryDestination) -> None:
