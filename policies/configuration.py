@@ -71,6 +71,16 @@ class Server(Section):
     host: Words | None = Field(None, description="Its host, for TCP. Name the host itself, not a proxy before it.",
                                examples=["db1.example.com"])
     port: int | None = Field(None, ge=1, le=65535, description="Its port; 3306 by default.", examples=[3306])
+    tls: Literal["verify-full", "verify-ca", "required", "off"] | None = Field(
+        None, examples=["verify-full"],
+        description="How the connection to a host is secured. `verify-full`: its certificate has to be of a known CA "
+                    "and for the name in `host`; `verify-ca`: of a known CA; `required`: any, so that nobody reads "
+                    "along, but anybody may answer; `off`: none. Only `verify-full` holds against somebody who stands "
+                    "between. A socket, and a loopback address, need none. Without it the option file decides.")
+    tls_ca: LocalPath | None = Field(
+        None, examples=["/etc/backupd/shop-db1-ca.pem"],
+        description="A file of the CA certificates to trust for it (PEM). By default `ssl-ca` of the option file, else "
+                    "the system's.")
     user: Words | None = Field(None, description="The account; by default what the option file says.",
                                examples=["backupd"])
     defaults_file: LocalPath | None = Field(
@@ -95,6 +105,10 @@ class Server(Section):
             raise ValueError("has both socket and host: give one")
         if self.port is not None and not self.host:
             raise ValueError("has a port but no host")
+        if self.tls_ca and self.tls not in ("verify-full", "verify-ca"):
+            raise ValueError("has a tls_ca, which only `tls: verify-full` and `tls: verify-ca` look at")
+        if self.socket and self.tls:
+            raise ValueError("has a socket, which is local: tls is for a host")
         if self.password_file and self.password_env:
             raise ValueError("has both password_file and password_env: give one")
         return self

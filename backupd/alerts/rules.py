@@ -144,6 +144,7 @@ RULES: Mapping[str, Rule] = {
     "daemon-started": _SILENT,
     "daemon-stopped": _SILENT,
     **_pair("config-refused", "config-reloaded", "the configuration was refused"),
+    **_pair("tls-unset", "tls-set", "{subject} can be read and altered on the way"),
     **_pair("policy-broken", "policy-mended", "policy {subject} is broken: no backups"),
     "clock-jump": _tells("the clock jumped"),
     "catalog-begun": _SILENT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from backupd.app import channels, holds, keys, listening, places, queuewatch, replicating, trust
+from backupd.app import channels, holds, keys, listening, places, queuewatch, replicating, transport, trust
 from backupd.app.adopt import STRANGE_HINT
 from backupd.app.forecast import room
 from backupd.app.identity import accept_hint, finding_of, meet
@@ -86,8 +86,8 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         secret_files=_secret_files(server), programs=settings.programs, streaming=_streaming(server.policy),
         expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None),
         physical=server.policy.physical is not None, logical=server.policy.logical)
-    return (preflight(spec, now=wiring.clock()) + stream_findings(wiring, server) + found
-            + replicating.findings(wiring, server) + _identity(wiring, server.name, connection)
+    return (preflight(spec, now=wiring.clock()) + transport.findings(connection) + stream_findings(wiring, server)
+            + found + replicating.findings(wiring, server) + _identity(wiring, server.name, connection)
             + _foreign(wiring, server.name))
 
 

@@ -41,6 +41,7 @@ from backupd.app.streamwatch import StreamWatch
 from backupd.app.thawwatch import ThawWatch
 from backupd.app.timeline import timeline
 from backupd.app.timetable import Timetable
+from backupd.app.transport import tell_transport
 from backupd.app.wiring import Opening, Wiring, catalog_of
 from backupd.app.worker import Worker
 from backupd.model.clock import format_time
@@ -182,6 +183,7 @@ class Daemon:
         wiring.catalog.events.add(self._event("daemon-started", Severity.INFO, "the service has started"))
         say("daemon-started", f"process {os.getpid()}, {len(wiring.settings.servers)} servers")
         tell_policies(wiring)
+        tell_transport(wiring)
         abandon_dead(wiring)
         self._tell_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
         self._clockwatch.look()
@@ -296,14 +298,16 @@ class Daemon:
             audit(self._wiring, by_itself(), "config-reloaded", detail=message)
             self._tell(self._event("config-reloaded", Severity.INFO, message))
             if worker is not None:
-                self._tell_policies()
+                self._tell_settings()
         self._notifier.ready(self._status() if worker is not None else "standing by")
 
-    def _tell_policies(self) -> None:
+    def _tell_settings(self) -> None:
         try:
             tell_policies(self._wiring)
+            tell_transport(self._wiring)
         except CatalogError as error:
-            say("daemon-trouble", f"which policies are broken could not be recorded: {error}", level=logging.ERROR)
+            say("daemon-trouble", f"what is wrong with the settings could not be recorded: {error}",
+                level=logging.ERROR)
 
     def _tell_refused(self, error: BackupdError, text: str) -> None:
         say("config-refused", text, level=logging.ERROR)

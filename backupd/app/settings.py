@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.engine.client import Connection
+from backupd.engine.tls import Tls
 from backupd.model.errors import ConfigurationError, Problem, UnknownNameError
 from backupd.transfer.brake import Brake
 from policies.access import Api
@@ -79,7 +80,8 @@ class ServerSettings:
         config = self.config
         connection = Connection.from_config(
             socket=config.socket, host=config.host, port=config.port, user=config.user,
-            password_file=config.password_file, defaults_file=config.defaults_file)
+            password_file=config.password_file, defaults_file=config.defaults_file,
+            tls=self._tls, tls_ca=config.tls_ca)
         if config.password_env is None:
             return connection
         if config.password_env not in environ:
@@ -94,7 +96,12 @@ class ServerSettings:
         if config.restore_defaults_file is None:
             return self.connection()
         return Connection.from_config(socket=config.socket, host=config.host, port=config.port, user=None,
-                                      password_file=None, defaults_file=config.restore_defaults_file)
+                                      password_file=None, defaults_file=config.restore_defaults_file,
+                                      tls=self._tls, tls_ca=config.tls_ca)
+
+    @property
+    def _tls(self) -> Tls | None:
+        return Tls(self.config.tls) if self.config.tls is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ Measured with mariadb-binlog of 10.11.19 and mysqlbinlog 9.7.4, both with ``--ra
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
 from collections.abc import Collection, Mapping
@@ -25,12 +24,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from backupd.engine.client import Connection
-from backupd.engine.clientoptions import client_options
+from backupd.engine.clientoptions import client_options, has_modes, help_of
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import ToolError
 from backupd.model.server import Flavour, Tool
 from backupd.process.command import Command
-from backupd.process.run import run
 
 _MARIADB_ID = "stop-never-slave-server-id"
 _MYSQL_ID = "connection-server-id"
@@ -100,11 +98,13 @@ def end_kind(stderr: str) -> EndKind:
 
 @dataclass(frozen=True, slots=True)
 class BinlogTool:
-    """``id_option``: how it is told the server id to present."""
+    """``id_option``: how it is told the server id to present. ``modes``: see
+    ``client_options``."""
 
     tool: Tool
     flavour: Flavour
     id_option: str
+    modes: bool
 
     def stream(self, option_file: Path, folder: Path, first: str, connection_id: int, *, start: int = 0) -> Command:
         """Copy ``first`` (``start``: its head, and what follows that place) and all that follows it into ``folder``,
@@ -119,7 +119,7 @@ class BinlogTool:
 
     def option_groups(self, connection: Connection) -> dict[str, dict[str, str | None]]:
         """What its option file holds: how to reach the server, in the words of this program."""
-        return client_options(connection, mariadb=self.flavour is Flavour.MARIADB)
+        return client_options(connection, modes=self.modes)
 
     def _command(self, option_file: Path, folder: Path, *options: str) -> Command:
         # Relative to where it begins: it may not be able to come there by any path.
@@ -140,13 +140,14 @@ def binlog_tool(flavour: Flavour, *, paths: Mapping[str, str] = NO_PATHS) -> Bin
         tool = find_tool(("mariadb-binlog", "mysqlbinlog"), paths=paths)
     else:
         tool = find_tool(("mysqlbinlog",), paths=paths, hint=_to_install(flavour))
-    options = _help(tool.path, tool.sha256)
+    options = help_of(tool.path, tool.sha256)
     is_mariadb = _ONLY_MARIADB in options
     if is_mariadb is not (flavour is Flavour.MARIADB):
         raise ToolError(f"{tool.path} cannot copy the binary logs of a {flavour} server",
                         detail=f"it is {'MariaDB' if is_mariadb else 'MySQL'}'s: {tool.version_text}",
                         hint=_to_install(flavour))
-    return BinlogTool(tool, flavour, _MYSQL_ID if _MYSQL_ID in options else _MARIADB_ID)
+    return BinlogTool(tool, flavour, _MYSQL_ID if _MYSQL_ID in options else _MARIADB_ID,
+                      has_modes(tool))
 
 
 def connection_id(server: str, installation: str, taken: Collection[int] = ()) -> int:
@@ -164,8 +165,3 @@ def _to_install(flavour: Flavour) -> str:
         return "apt-get install mariadb-client, or name the program: `programs: {mariadb-binlog: /path/to/it}`"
     return ("install the MySQL client programs of the server's series, or name the program:"
             " `programs: {mysqlbinlog: /path/to/mysqlbinlog}`")
-
-
-@functools.lru_cache(maxsize=8)
-def _help(path: str, _digest: str) -> str:
-    return run(Command((path, "--no-defaults", "--help")), timeout=30).stdout.decode("utf-8", "replace")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import functools
 import socket
-import ssl
 import struct
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +17,8 @@ from pymysql.cursors import Cursor, DictCursor
 from backupd.engine import rowstream
 from backupd.engine.defaults import CLIENT_GROUPS, read_option_file
 from backupd.engine.rowstream import Row
+from backupd.engine.tls import Tls, arguments, from_options, opportunistic, settled
+from backupd.engine.tls import hint as tls_hint
 from backupd.model.errors import ConfigurationError, Problem, ServerError
 
 DEFAULT_SOCKET = "/run/mysqld/mysqld.sock"
@@ -47,7 +47,6 @@ _HINTS: Mapping[int, str] = {
     2005: "the host name cannot be resolved",
     2006: "the server closed the connection: look at its error log",
     2013: "the server closed the connection: look at its error log",
-    3159: "the server accepts encrypted connections only: set ssl-ca in the defaults file",
 }
 
 
@@ -57,7 +56,8 @@ class Connection:
     ``answer_timeout``: how long one answer may take, None for ever.
 
     ``ssl`` holds the clients' own option names without their prefix: ``ca``, ``cert``, ``key``, ``capath``,
-    ``cipher``, ``verify-server-cert`` (any value). Passwords never appear in ``repr``.
+    ``cipher``, ``verify-server-cert`` (any value). ``tls``: what the configuration asks for, which ``ssl`` agrees
+    with; None: ``ssl`` alone. Passwords never appear in ``repr``.
     """
 
     socket: str = ""
@@ -66,6 +66,7 @@ class Connection:
     user: str = ""
     password: str = field(default="", repr=False)
     ssl: Mapping[str, str] = field(default_factory=dict)
+    tls: Tls | None = None
     connect_timeout: float = 10.0
     answer_timeout: float | None = None
 
@@ -80,6 +81,8 @@ class Connection:
         password_file: Path | None = None,
         defaults_file: Path | None = None,
         groups: Iterable[str] = CLIENT_GROUPS,
+        tls: Tls | None = None,
+        tls_ca: Path | None = None,
     ) -> Self:
         """Join what the configuration says with its option file; what is said directly wins.
 
@@ -115,7 +118,8 @@ class Connection:
             port=told_port or DEFAULT_PORT,
             user=user or from_file("user"),
             password=password,
-            ssl={} if path or options is None else _ssl(options.options),
+            ssl={} if path else settled(tls, from_options(options.options if options else ()), str(tls_ca or "")),
+            tls=None if path else tls,
         )
 
     @property
@@ -140,6 +144,11 @@ class Connection:
             if self.host == "localhost":
                 client["protocol"] = "tcp"  # a client takes this one name for "the socket"
         client |= {f"ssl-{name}": value or None for name, value in self.ssl.items()}
+        if self.tls is Tls.OFF:
+            client["ssl"] = "0"
+        elif self.tls is not None:
+            client["ssl"] = "1"
+            client.setdefault("ssl-verify-server-cert", "0")  # newer ones look at the name unless told otherwise
         return {"client": client}
 
     def connect(self) -> Session:
@@ -158,9 +167,9 @@ class Session:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         where: dict[str, Any] = (
-            {"unix_socket": connection.socket}
+            {"unix_socket": connection.socket, "ssl_disabled": True}
             if connection.socket
-            else {"host": connection.host, "port": connection.port, **_ssl_arguments(connection.ssl)}
+            else {"host": connection.host, "port": connection.port, **_encryption(connection)}
         )
         raw: Any = pymysql.connect(
             user=connection.user or None,
@@ -176,12 +185,11 @@ class Session:
             read_timeout=connection.answer_timeout,
             write_timeout=connection.answer_timeout,
             defer_connect=True,
-            ssl_disabled=not connection.ssl,
             **where,
         )
-        if not connection.ssl:
+        if not connection.ssl and connection.tls is None:
             # As it does itself, but for reading the system's certificates, to verify nothing with: 30 ms each time.
-            raw.ssl, raw.ctx = True, _opportunistic()
+            raw.ssl, raw.ctx = True, opportunistic()
         try:
             if connection.socket:
                 # Opened here, because PyMySQL loses the descriptor of a socket on which nobody listens.
@@ -191,7 +199,8 @@ class Session:
             else:
                 raw.connect()
         except (pymysql.err.Error, OSError, UnicodeError) as error:
-            raise _server_error(f"cannot connect to the server at {connection.address}", error) from error
+            raise _server_error(f"cannot connect to the server at {connection.address}", error,
+                                hint=tls_hint(error, connection.tls)) from error
         raw.encoding = _EXACT
         self._raw = raw
 
@@ -311,7 +320,7 @@ def is_denied(error: ServerError) -> bool:
 
 
 def _server_error(
-    message: str, error: pymysql.err.Error | OSError | UnicodeError, *, statement: str = ""
+    message: str, error: pymysql.err.Error | OSError | UnicodeError, *, statement: str = "", hint: str = ""
 ) -> ServerError:
     arguments = error.args
     code = arguments[0] if arguments and isinstance(arguments[0], int) else 0
@@ -321,7 +330,16 @@ def _server_error(
     detail = f"{text} (error {code})" if code else text
     if statement:
         detail += f" at: {readable(' '.join(statement.split())[:200])}"
-    return ServerError(message, detail=detail, hint=_HINTS.get(code, ""))
+    return ServerError(message, detail=detail, hint=hint or _HINTS.get(code, ""))
+
+
+def _encryption(connection: Connection) -> dict[str, Any]:
+    try:
+        return arguments(connection.tls, connection.ssl)
+    except OSError as error:
+        raise ServerError(f"the connection to {connection.address} cannot be encrypted as the configuration says",
+                          detail=str(error), hint="look at `tls_ca` of this server, and at ssl-ca, ssl-cert and "
+                          "ssl-key of its option file: they must be readable, in PEM") from error
 
 
 def _exact(name: str) -> codecs.CodecInfo | None:
@@ -360,29 +378,3 @@ def _port(text: str, file: Path | None, problems: list[Problem]) -> int:
         return int(text)
     problems.append(Problem(str(file), None, "port", f"{text!r} is not a port number"))
     return 0
-
-
-_SSL_NAMES = ("ca", "capath", "cert", "key", "cipher", "verify-server-cert")
-
-
-def _ssl(options: Iterable[Any]) -> dict[str, str]:
-    wanted = {f"ssl-{name}": name for name in _SSL_NAMES}
-    return {wanted[option.name]: option.value or "" for option in options if option.name in wanted}
-
-
-@functools.cache
-def _opportunistic() -> ssl.SSLContext:
-    """For a server that offers encryption, where nothing was said of certificates."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def _ssl_arguments(ssl: Mapping[str, str]) -> dict[str, Any]:
-    if not ssl:
-        return {}
-    arguments: dict[str, Any] = {f"ssl_{name}": ssl[name] for name in ("ca", "cert", "key") if ssl.get(name)}
-    if "verify-server-cert" in ssl and ssl["verify-server-cert"].lower() not in ("0", "off", "false"):
-        arguments |= {"ssl_verify_cert": True, "ssl_verify_identity": True}
-    return arguments

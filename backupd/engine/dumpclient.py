@@ -29,6 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
+from backupd.engine.clientoptions import client_options, has_modes
 from backupd.engine.ddltext import Columns
 from backupd.engine.dumping import DumpedFile, DumpRequest, DumpTable
 from backupd.engine.dumpsplit import Splitter
@@ -177,7 +178,8 @@ class ClientDumpRun:
     def __enter__(self) -> Self:
         try:
             # Relative to nothing: the tool reads only this file, and gets the password in no other way.
-            options = self._resources.enter_context(option_file(self._request.connection.option_groups()))
+            options = self._resources.enter_context(option_file(
+                client_options(self._request.connection, modes=has_modes(self._tool))))
             command = Command((self._tool.path, f"--defaults-file={options}", *self._arguments()))
             self._pipeline = Pipeline([command], log=self._request.log, on_stderr=self._hear)
         except BaseException:

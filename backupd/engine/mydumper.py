@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from backupd.engine.client import Connection
+from backupd.engine.clientoptions import ssl_mode
 from backupd.engine.ddltext import Column, Columns
 from backupd.engine.dumping import DumpRequest, DumpTable
 from backupd.engine.mydumperrun import Manner, MyDumperRun
@@ -73,7 +74,6 @@ _LEFT_OUT = frozenset({"mrg_myisam"})
 _LIMITS_STATEMENTS = Version(5, 7, 8)
 """MySQL has max_execution_time from here on."""
 _LOADS_BINARY_JSON = Version(8, 0)
-_OFF = ("0", "off", "false", "disabled")
 
 
 class MyDumper:
@@ -148,15 +148,14 @@ class MyDumper:
         return (*arguments, *self._tls(request.connection))
 
     def _tls(self, connection: Connection) -> tuple[str, ...]:
-        if connection.socket or not connection.ssl:
+        mode = ssl_mode(connection)
+        if connection.socket or not mode:
             return ()
         files = tuple(f"--{name}={connection.ssl[name]}" for name in ("ca", "cert", "key", "capath", "cipher")
                       if connection.ssl.get(name))
         if self._line.manner.whole:
-            return ("--ssl", *files)
-        verify = connection.ssl.get("verify-server-cert")
-        verified = verify is not None and verify.lower() not in _OFF
-        return (f"--ssl-mode={'VERIFY_IDENTITY' if verified else 'REQUIRED'}", *files)
+            return ("--ssl", *files) if mode != "DISABLED" else ()
+        return (f"--ssl-mode={mode}", *files)
 
     def settings(self) -> Mapping[str, str]:
         """Of every session. A pause, or a slow destination, may last for hours."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.engine.client import Connection
+from backupd.engine.clientoptions import ssl_mode
 from backupd.engine.physical import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.preparation import (
     check_chain,
@@ -238,18 +239,18 @@ class XtraBackup:
         client = {
             name: value
             for name, value in connection.option_groups()["client"].items()
-            if name not in ("protocol", "ssl-verify-server-cert")
+            if name not in ("protocol", "ssl", "ssl-verify-server-cert")
         }
         if connection.host == "localhost":
             client["host"] = "127.0.0.1"  # it knows no --protocol, and takes the name for "the socket"
-        if connection.ssl:
+        mode = ssl_mode(connection)
+        if mode and not connection.socket and not (mode == "DISABLED" and self._tool.version < _NO_TLS_BEFORE):
             if self._tool.version < _NO_TLS_BEFORE:
                 raise RefusedError(
                     f"{self._tool.name} {self._tool.version} cannot encrypt its connection to {connection.address}",
                     hint="let it use the server's socket, it runs on the server's host anyway; or install a newer one",
                 )
-            checked = connection.ssl.get("verify-server-cert", "0").lower() not in ("0", "off", "false")
-            client["ssl-mode"] = "VERIFY_IDENTITY" if checked else "REQUIRED"
+            client["ssl-mode"] = mode
         return {"client": client, "xtrabackup": client}
 
 

@@ -89,7 +89,7 @@ def hand(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Hand]:
         shelf = Shelf(base, source, keys)
         sums = zoo.checksums(source)
         connection = Connection(socket=str(target.socket), user="root")
-        with option_file(client_options(connection, mariadb=mariadb)) as options:
+        with option_file(client_options(connection, modes=not mariadb)) as options:
             client = "mariadb" if mariadb else str(mysql.root_programs() / "mysql")
             yield Hand(shelf, shelf.dump(), target, client, Path(options), sums)
 

@@ -76,7 +76,7 @@ def hand(request: pytest.FixtureRequest) -> Iterator[Hand]:
     mariadb = flavour is Flavour.MARIADB
     program = find_program("mariadb") if mariadb else str(mysql.root_programs() / "mysql")
     with PrivateServer(binlog=False) if mariadb else MySQLServer(binlog=False) as server:
-        groups = client_options(Connection(socket=str(server.socket), user="root"), mariadb=mariadb)
+        groups = client_options(Connection(socket=str(server.socket), user="root"), modes=not mariadb)
         groups["client"]["loose-force"] = None
         with option_file(groups) as options:
             yield Hand(server, flavour, program, Path(options))
