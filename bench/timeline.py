@@ -92,7 +92,8 @@ def backups() -> list[BackupRecord]:
 class Sizes:
     """A resolver that knows everything at once: what the catalog takes is not measured here."""
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime) -> Stop | None:
+    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, _since: datetime
+                      ) -> Stop | None:
         number = int(FILES * ((moment - FIRST) / SPAN))
         return self._at(branch, number, 500, moment) if start <= (number, 500) < end else None
 

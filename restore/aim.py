@@ -265,7 +265,8 @@ class Archive:
         for leg in legs:
             by_gtid = leg.start != base.position
             for span in leg.spans:
-                found = self._resolver.stop_for_time(span.branch, span.first, span.last, moment)
+                found = self._resolver.stop_for_time(span.branch, span.first, span.last, moment,
+                                                     base.started_at)
                 if found is not None:
                     # What a server repeats of its former source was committed there later.
                     repeated = by_gtid and not executed(found.gtids, leg.start.gtid)

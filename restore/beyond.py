@@ -32,13 +32,15 @@ class Stream:
     it does; ``failed``: somebody has to change something before it does. ``unseen_since``: since when the server does
     not answer, so that nobody knows of anything that it committed later; None where it does, or where nobody looks.
     ``limit``: how old the newest moment may be, None where nobody can tell what is missing; ``promised``: is that
-    objectives.rpo?"""
+    objectives.rpo? ``missed``: what the server itself says that it has committed since the stream ended, where no
+    objective says that so much may be lost."""
 
     trouble: str = ""
     failed: bool = False
     unseen_since: datetime | None = None
     limit: timedelta | None = LIMIT
     promised: bool = False
+    missed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +105,14 @@ def behind_the_stream(server: str, stream: Stream, ends: datetime, *, is_archive
     lag = until - ends
     age = f"the newest recoverable moment is {format_duration(max((now - ends).total_seconds(), 0.0))} old"
     late = (is_archived or bool(stream.trouble)) and stream.limit is not None and lag > stream.limit
-    if stream.failed or late:
-        why = stream.trouble or age
+    if stream.failed or late or stream.missed:
+        why = "; ".join(filter(None, (stream.missed, stream.trouble))) or age
         if late and stream.limit is not None:
             limit = format_duration(stream.limit.total_seconds())
             why += (f"; objectives.rpo is {limit}" if stream.promised else
                     f"; the limit is {limit}, as the policy has no objectives.rpo")
         return Older(ends, max(until, ends), why, f"see what holds it up: backupd binlog status {server}",
-                     certain=False), ""
+                     certain=bool(stream.missed)), ""
     if stream.trouble:
         return None, f"{stream.trouble}; {age}"
     return None, age if is_archived and lag > _WORTH_A_LINE else ""
@@ -160,7 +162,7 @@ def refuse_beyond(histories: Histories, branch: Branch, run: Run, others: Iterab
     """
     asked = [one for one in (run, *others) if one is not None and one.confirmed_at is not None]
     known = [at for one in asked if (at := complete_until(one, now)) is not None]
-    stamped = run.confirmed_at is None and later is not None and later <= now
+    stamped = run.confirmed_at is None and later is not None and moment < later <= now
     if not stamped and all(moment > at for at in known):
         raise beyond(histories, branch, run, moment, max(known, default=None))
 

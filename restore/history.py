@@ -38,9 +38,10 @@ class TargetResolver(Protocol):
     Every method raises DestinationError, DamagedError or KeyUnusableError where an index cannot be read.
     """
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime) -> Stop | None:
+    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Stop | None:
         """Before the first transaction, in log order, in ``[start, end)`` that committed later than ``moment``; None
-        when none did. ``at`` of the Stop is None when it is at ``start``."""
+        when none did. ``since``: everything there committed later than this, by our clock; it tells false times (see
+        ``recovery.stamps``). ``at`` of the Stop is None when it is at ``start``."""
 
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
         """Right behind the very transaction that ``gtid`` names, whatever numbers came before it; of a set the first

@@ -203,6 +203,7 @@ pieces() {
         END { if (best_end > at) print best, at + 0 }'
 }
 # bring NUMBER: the file as $WORK/logs/NUMBER, and as far as they are needed its transactions as $WORK/logs/index
+# (of all files where TO is a time: a session can set its own, so no time of a whole file tells what is in it)
 bring() {
     of_file "$1"
     pieces "$1" > "$WORK/logs/pieces"
@@ -220,9 +221,7 @@ bring() {
         done
         skipped=${folder#*-}
         tail -c "+$((at - $(number "${skipped%-*}") + 1))" "$WORK/logs/piece" >> "$WORK/logs/$1"
-        last=$(field last_at "$piece/segment.json")
-        if test "$1" = "$FILE" || { test -n "$last" && test "$TO" != latest && later "$(moment "$last")" "$UNTIL"; }
-        then
+        if test "$1" = "$FILE" || test -n "$UNTIL"; then
             for part in $(grep -oE 'index-[0-9]+[.]zst[.]gpg' "$piece/segment.json"); do
                 opened "$piece" "$part"
                 LC_ALL=C sed -n \
@@ -268,6 +267,51 @@ compare_place() {
             exit wrong
         }' "$WORK/logs/index" || uncertain "the backup is not of history $id: its place is none there"
 }
+# find_end NUMBER: sets HELD, file and byte where what is later than UNTIL begins, and whether that is certain. What the
+# order of the log contradicts is not believed: a time that is still to come, or an hour before one in front of it, or
+# one behind which ten times as many go on from before it. Such a transaction right at the end is left out.
+find_end() {
+    LC_ALL=C awk -v count="$1" -v from="$from" -v limit="${limit:-0}" -v until="x$UNTIL" -v now="x$NOW" \
+        -v state="$STATE" -v started="$STARTED" '
+        function seconds(text, part, y, m) {
+            split(text, part, /[-T:]/)
+            y = part[1] + 0; m = part[2] + 0
+            if (m < 3) { y--; m += 12 }
+            return (365 * y + int(y / 4) - int(y / 100) + int(y / 400) + int((153 * m - 457) / 5) + part[3]) * 86400 \
+                + part[4] * 3600 + part[5] * 60 + part[6]
+        }
+        BEGIN {
+            if (split(state, old, " ")) { reached = old[1]; low = old[2]; jumped = old[3]; behind = old[4] }
+            if (old[6] != "") held = old[5] " " old[6]
+            floor = seconds(started) - 86400
+        }
+        limit && $1 >= limit { exit }
+        {
+            at = "x" $3; s = seconds($3)
+            if (reached && floor < reached - 3600) floor = reached - 3600
+            if ($1 < from) { if (s >= floor && at <= until && s > reached) reached = s; next }
+            # a time far ahead of what was in front of it is false where as many go on from there
+            if (!later && low && s >= low && s < floor && ++behind >= jumped) {
+                reached = s; floor = s - 3600; low = 0; held = ""
+            }
+            if (at > now || s < floor) { if (held == "") held = count " " $1; next }
+            if (at > until) {
+                if (held == "") held = count " " $1
+                if (!later++ || s < least) least = s
+                next
+            }
+            if (!later || (s >= reached && least - s > 600 && ++against >= 10 * later)) {
+                if (!later && reached && s > reached + 3600) { low = reached; jumped = behind = 0 }
+                jumped++
+                held = ""; later = against = 0
+                if (s > reached) reached = s
+            }
+        }
+        END { printf "%.6f %.6f %d %d %s\n%s\n", reached, low, jumped, behind, held, later ? "certain" : "" }
+    ' "$WORK/logs/index" > "$WORK/logs/end"
+    { read -r STATE && { read -r CERTAIN || :; } } < "$WORK/logs/end"
+    HELD=$(echo "$STATE" | cut -s -d ' ' -f 5-)
+}
 sorted() { echo "$1" | tr , '\n' | LC_ALL=C sort; }
 # follows NUMBER: does the file that was just brought go on from the one before it?
 follows() {
@@ -282,7 +326,7 @@ follows() {
         "TO has to be before the end of $(($1 - 1)), or take the runbook of a later backup"
 }
 
-REPLAY='' BEGIN=4 END=
+REPLAY='' BEGIN=4 END='' HELD='' STATE='' CERTAIN='' NOW=$(date -u +%Y-%m-%dT%H:%M:%S)
 if test -n "$TO"; then
     case $TO in
         latest) UNTIL= ;;
@@ -331,16 +375,12 @@ elif test -n "$TO"; then
             compare_place
             from=$POS
         fi
-        if test -n "$UNTIL"; then
-            END=$(LC_ALL=C awk -v from="$from" -v until="x$UNTIL" '
-                $1 >= from && "x" $3 > until { print $1; exit }' "$WORK/logs/index")
-            if test -n "$limit" && test -n "$END" && test "$END" -ge "$limit"; then END=; fi
-        fi
-        if test "$size" -gt "$from" && test "${END:-$size}" -gt "$from"; then
+        if test -n "$UNTIL"; then find_end "$count"; fi
+        if test "$size" -gt "$from"; then
             test -n "$REPLAY" || BEGIN=$((from > 4 ? from : 4))
             REPLAY="$REPLAY $count"
         fi
-        test -z "$END" || break
+        test -z "$CERTAIN" || break
         test -z "$gap" || refuse "gap: bytes $size to $gap of binary log $count of history $id are missing." \
             "TO has to be before them, or take the runbook of a later backup"
         test "$size" -ge "${limit:-0}" ||
@@ -349,9 +389,18 @@ elif test -n "$TO"; then
         before=$piece crossed=$limit forked=$shared
         count=$((count + 1))
     done
-    rm -f "$WORK/logs/part" "$WORK/logs/part.zst" "$WORK/logs/piece"
-    if test -n "$END"; then
-        echo "history $HISTORY, up to byte $END of binary log $count: the first transaction there is later than $TO"
+    rm -f "$WORK/logs/part" "$WORK/logs/part.zst" "$WORK/logs/piece" "$WORK/logs/end"
+    if test -n "$HELD"; then
+        END=${HELD#* } whole=$REPLAY REPLAY=
+        for count in $whole; do
+            if test "$count" = "$FILE"; then from=$POS; else from=0; fi
+            if test "$count" -lt "${HELD% *}" || { test "$count" = "${HELD% *}" && test "$END" -gt "$from"; }; then
+                REPLAY="$REPLAY $count"
+            fi
+        done
+        test -n "$REPLAY" || BEGIN=4
+        echo "history $HISTORY, up to byte $END of binary log ${HELD% *}: the first transaction there is later than" \
+            "$TO, or its time cannot be believed"
     else
         echo "history $HISTORY, up to the end of what is archived of it, in binary log $((count - 1))"
         test "$TO" = latest || echo "WHAT IS ARCHIVED ENDS BEFORE $TO: look whether that is all" >&2

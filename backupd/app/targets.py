@@ -9,12 +9,13 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import pairwise
 
 from backupd.app.identity import own_branches
 from backupd.app.indexes import Indexes
 from backupd.app.logbook import Logbook, Met
+from backupd.app.moments import Moments
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.engine.binlogchanges import ELSEWHERE, OF_TEMPORARY, STATEMENTS
@@ -32,6 +33,7 @@ from backupd.model.server import Position
 from backupd.recovery.executed import Missing, holder, state_after
 from backupd.recovery.route import RouteLeg, Span
 from backupd.recovery.runs import Place, parted, place_of, same_state
+from backupd.recovery.stamps import APART
 from restore.history import History, Material
 from restore.inexact import beyond_replay, open_before, over_temporary
 
@@ -42,8 +44,6 @@ _LOOK_BACK = 500
 _RESTARTED = (Ending.STOPPED, Ending.CRASHED, Ending.CUT)
 _TOLD = 20
 """Doubtful transactions that are named one by one."""
-_AHEAD = timedelta(days=1)
-"""More than clocks and time zones of servers are ever wrong by."""
 
 
 def history(wiring: Wiring, server: ServerSettings, *, exact: bool = True) -> History | None:
@@ -68,39 +68,17 @@ class Targets:
     def __init__(self, wiring: Wiring, server: str, branches: Iterable[Branch], *, prefer: Sequence[str] = (),
                  exact: bool = True) -> None:
         self._exact = exact
-        self._clock = wiring.clock
         self._binlogs = wiring.catalog.binlogs
         self._server = server
         self._branches = {branch.id: branch for branch in branches}
         self._log = Logbook(self._binlogs, server, Indexes(wiring, prefer))
+        self._moments = Moments(self._binlogs, server, self._log, wiring.clock)
 
     # -- what a plan asks
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime) -> Stop | None:
-        at: datetime | None = None
-        undated: Met | None = None  # the first behind the last that certainly belongs before the moment
-        latest = self._latest()
-        for record in self._log.records(branch, start, end):
-            if not record.segment.transactions:
-                continue
-            last_at = record.segment.last_at
-            if _is_later(record, moment):
-                for met in self._log.met(record, start, end):
-                    if met.transaction.at > latest:
-                        undated = undated or met
-                        continue
-                    if met.transaction.at > moment:
-                        return self._before(undated or met, at)
-                    undated, at = None, met.transaction.at
-            elif (record.key.number, record.key.start) >= start:
-                undated, at = None, last_at
-            else:
-                at = next((met.transaction.at for met in reversed(list(self._log.met(record, start, end)))), None)
-        return None
-
-    def _latest(self) -> datetime:
-        """A transaction with a later time than this did not commit then: its session set it (SET timestamp)."""
-        return self._clock() + _AHEAD
+    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Stop | None:
+        cut = self._moments.cut(branch, start, end, moment, since)
+        return self._before(cut.first, cut.last) if cut.first else None
 
     def stop_for_gtid(self, branch: str, gtid: str, *, before: bool) -> Stop | None:
         if before:
@@ -140,21 +118,7 @@ class Targets:
             hint=f"choose one of them: --to {segment.file}:{below} or --to {segment.file}:{above}")
 
     def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
-        begin = end = place
-        late = list(self._binlogs.each_segment(self._server, branch, to_place=place, since=moment))
-        for record in reversed(late):
-            behind = record.key.number, record.key.end
-            old = self._binlogs.each_segment(self._server, branch, from_place=behind, to_place=end, until=since)
-            if any((other.key.number, other.key.start) >= behind for other in old):
-                break
-            begin = end = record.key.number, record.key.start
-        found: Met | None = None
-        latest = self._latest()
-        for met in self._log.each(branch, begin, place, lambda record: _is_later(record, moment)):
-            if met.transaction.at <= since:
-                found = None
-            elif moment < met.transaction.at <= latest:
-                found = found or met
+        found = self._moments.later_before(branch, place, moment, since)
         return self._before(found, found.before.at if found.before else None) if found else None
 
     def doubts(self, branch: str, start: Place, stop: Place, end: Place, moment: datetime) -> tuple[str, ...]:
@@ -168,19 +132,18 @@ class Targets:
                 f"{len(same)} transactions of the target's own second are replayed, though some may have committed "
                 f"after {format_time(moment)}, since this server's log tells whole seconds only: from {one.text} to "
                 f"{last.text}")
-        turned = [f"{met.text}: it lies behind the target's place with an earlier time (the clock went back, or "
-                  "commits overtook each other) and is not replayed"
+        turned = [f"{met.text}: it lies behind the target's place with an earlier time (its session set it, the "
+                  "clock went back, or commits overtook each other) and is not replayed"
                   for met in self._log.each(branch, stop, end, lambda record: _before_moment(record, moment))
                   if met.transaction.at <= moment]
-        latest = self._latest()
-        ahead = [f"{met.text}: its session set that time, which is still to come; it is replayed, as it lies before "
-                 "the target's place"
-                 for met in self._log.each(branch, start, stop, lambda record: _is_later(record, latest))
-                 if met.transaction.at > latest]
+        ahead = [f"{met.text}: the log's order contradicts that time (its session set it, or the clock was set back); "
+                 "it is replayed, as it lies before the target's place"
+                 for met in self._log.each(branch, start, stop, lambda record: _is_later(record, moment + APART))
+                 if met.transaction.at > moment + APART]
         ahead += [f"{met.text}: its session set that time, which is still to come; it lies at the target's place and "
                   "is not replayed" for met in itertools.takewhile(
-                      lambda met: met.start[0] == stop[0] and met.transaction.at > latest,
-                      self._log.each(branch, stop, end, lambda record: _is_later(record, latest)))]
+                      lambda met: met.start[0] == stop[0] and self._moments.is_ahead(met),
+                      self._log.each(branch, stop, end, lambda record: _is_later(record, moment)))]
         for like in (turned, ahead):
             lines += like[:_TOLD]
             if len(like) > _TOLD:

@@ -144,8 +144,8 @@ def _end(histories: Histories, branch: Branch, run: Run, now: datetime) -> tuple
     following = histories.run_after(branch.id, last_of(run))
     if following is not None:
         resumes = f"{branch.file(following.first_number)}:{following.first_pos}"
-        if following.first_at is not None:
-            end = min(end, following.first_at)
+        if following.first_at is not None:  # the earliest time there, which a session may have set into the past
+            end = min(end, max(following.first_at, run.last_at or following.first_at))
         return end, f"gap: the binary logs between {there} and {resumes} are not there"
     later = histories.next_of(branch)
     if later is not None:

@@ -61,12 +61,12 @@ def put(shelf: Shelf, keys: Keys, number: int, start: int, end: int, ending: End
     places = [shelf.wiring.destination(name) for name in ("local", "offsite")]
     found = shelve(draft, transactions, places, keys, shelf.base)
     for place in places:
-        shelf.wiring.catalog.binlogs.add_segment(found, place.name, 100, BASE)
+        shelf.wiring.catalog.binlogs.add_segment(found, place.name, 100, BASE + timedelta(hours=1))
 
 
 def test_a_time_lies_before_the_first_transaction_in_log_order_that_committed_later(shelved: Shelved) -> None:
     def at(seconds: float) -> Stop | None:
-        return shelved.targets.stop_for_time(BRANCH, (1, 300), (2, 700), BASE + timedelta(seconds=seconds))
+        return shelved.targets.stop_for_time(BRANCH, (1, 300), (2, 700), BASE + timedelta(seconds=seconds), BASE)
 
     assert at(2) == Stop(BRANCH, "bin.000001", 450, "0-1-2", BASE + timedelta(seconds=2), "0-1-3",
                          BASE + timedelta(seconds=3))
@@ -78,7 +78,7 @@ def test_a_time_lies_before_the_first_transaction_in_log_order_that_committed_la
     assert before_all is not None
     assert (before_all.pos, before_all.at) == (300, None)
     assert at(12) is None
-    assert shelved.targets.stop_for_time(BRANCH, (1, 300), (2, 250), BASE + timedelta(seconds=5)) is None
+    assert shelved.targets.stop_for_time(BRANCH, (1, 300), (2, 250), BASE + timedelta(seconds=5), BASE) is None
 
 
 def test_whole_seconds_and_clocks_that_went_back_leave_doubts_that_are_named(shelved: Shelved) -> None:
@@ -97,7 +97,7 @@ def test_a_time_that_a_session_set_into_the_future_ends_no_replay_and_is_named(s
         transaction(9, 150, 250, 13), transaction(10, 250, 400, 10**9), transaction(11, 400, 500, 14),
         transaction(12, 500, 600, 10**9), transaction(13, 600, 700, 20)], "0-1-8", "0-1-13")
     moment = BASE + timedelta(seconds=15)
-    stop = shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), moment)
+    stop = shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), moment, BASE)
     assert stop is not None
     assert (stop.file, stop.pos, stop.next_gtid) == ("bin.000003", 500, "0-1-12")
     assert stop.at == BASE + timedelta(seconds=14)
@@ -107,7 +107,64 @@ def test_a_time_that_a_session_set_into_the_future_ends_no_replay_and_is_named(s
     assert "0-1-12 at bin.000003:500" in behind
     assert "not replayed" in behind
     late = BASE + timedelta(seconds=30)
-    assert shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), late) is None
+    assert shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), late, BASE) is None
+
+
+def test_a_time_that_a_session_set_into_the_past_right_behind_a_target_is_not_replayed(shelved: Shelved, keys: Keys
+                                                                                       ) -> None:
+    put(shelved.shelf, keys, 3, 0, 900, Ending.OPEN, [
+        transaction(9, 150, 250, -10**9), transaction(10, 250, 400, 14), transaction(11, 400, 500, -10**9),
+        transaction(12, 500, 600, -10**9), transaction(13, 600, 700, 20)], "0-1-8", "0-1-13")
+    put(shelved.shelf, keys, 3, 900, 1000, Ending.OPEN, [transaction(14, 900, 1000, -10**9)], "0-1-13", "0-1-14")
+
+    def at(seconds: float, end: tuple[int, int] = (3, 1000), start: tuple[int, int] = (1, 300)) -> Stop | None:
+        return shelved.targets.stop_for_time(BRANCH, start, end, BASE + timedelta(seconds=seconds), BASE)
+
+    first = at(15)
+    assert first is not None
+    assert (first.file, first.pos, first.next_gtid) == ("bin.000003", 400, "0-1-11"), "what may be the mistake"
+    assert first.at == BASE + timedelta(seconds=14)
+    told = "\n".join(shelved.targets.doubts(BRANCH, (1, 300), (3, 400), (3, 1000), BASE + timedelta(seconds=15)))
+    for gtid in ("0-1-11", "0-1-12", "0-1-14"):
+        assert f"{gtid} at bin.000003" in told
+    # Behind the last of all, too, and where a replay begins with it; but for what was archived by then.
+    assert (last := at(25)) is not None
+    assert last.next_gtid == "0-1-14"
+    assert (only := at(25, start=(3, 900))) is not None
+    assert only.next_gtid == "0-1-14"
+    assert at(7200) is None
+
+
+def test_a_time_some_hours_ahead_ends_no_replay_where_all_that_follows_contradicts_it(shelved: Shelved, keys: Keys
+                                                                                      ) -> None:
+    late = [transaction(9, 150, 200, 7200), *(transaction(10 + n, 200 + n, 201 + n, 20 + n) for n in range(30))]
+    put(shelved.shelf, keys, 3, 0, 900, Ending.OPEN, late, "0-1-8", "0-1-39")
+    moment = BASE + timedelta(seconds=40.5)
+    stop = shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), moment, BASE)
+    assert stop is not None
+    assert stop.next_gtid == "0-1-31"
+    told = shelved.targets.doubts(BRANCH, (1, 300), (3, stop.pos), (3, 900), moment)
+    assert any("0-1-9 at" in line and "it is replayed" in line for line in told)
+    assert shelved.targets.later_before(BRANCH, (3, 230), BASE + timedelta(seconds=60), BASE) is None
+    # Two hours later it is no longer ahead of the target, and what follows it is not behind it.
+    put(shelved.shelf, keys, 3, 900, 1000, Ending.OPEN, [
+        transaction(40, 900, 950, 8000), transaction(41, 950, 1000, 9000)], "0-1-39", "0-1-41")
+    passed = shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 1000), BASE + timedelta(seconds=8500), BASE)
+    assert passed is not None
+    assert passed.next_gtid == "0-1-41"
+    passed = shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 1000), BASE + timedelta(seconds=7500), BASE)
+    assert passed is not None
+    assert passed.next_gtid == "0-1-40"
+    # A few that follow say nothing, nor does a clock that was set back, nor what is stamped with older times.
+    few = shelved.targets.stop_for_time(BRANCH, (1, 300), (3, 900), BASE + timedelta(seconds=25), BASE)
+    assert few is not None
+    assert few.next_gtid == "0-1-9"
+    back = [transaction(40 + n, 20 + n, 21 + n, 3600 * n) for n in range(2)]
+    back += [transaction(50 + n, 50 + n, 51 + n, -1 - n) for n in range(30)]
+    put(shelved.shelf, keys, 4, 0, 900, Ending.OPEN, back, "0-1-39", "0-1-79")
+    earliest = shelved.targets.stop_for_time(BRANCH, (4, 4), (4, 900), BASE + timedelta(seconds=5), BASE)
+    assert earliest is not None
+    assert earliest.next_gtid == "0-1-41"
 
 
 def test_a_gtid_lies_where_it_begins_or_where_all_of_it_is_executed(shelved: Shelved) -> None:

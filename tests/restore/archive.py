@@ -20,7 +20,8 @@ class WorldResolver:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime) -> Stop | None:
+    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, _since: datetime
+                      ) -> Stop | None:
         life = self._world.life_of(branch)
         for file in life.files:
             for begin, _end, tx in file.txs:

@@ -42,7 +42,8 @@ class Log:
 
     stamps: tuple[datetime, ...]
 
-    def stop_for_time(self, branch: str, _start: Place, _end: Place, moment: datetime) -> Stop | None:
+    def stop_for_time(self, branch: str, _start: Place, _end: Place, moment: datetime, _since: datetime
+                      ) -> Stop | None:
         for number, stamp in enumerate(self.stamps):
             if stamp > moment:
                 return Stop(branch, "bin.000001", 400 + 100 * number, f"0-1-{number + 1}", None, f"0-1-{number + 2}",

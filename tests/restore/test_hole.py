@@ -38,8 +38,8 @@ class Nowhere:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime) -> Stop | None:
-        raise AssertionError(branch, start, end, moment)
+    def stop_for_time(self, branch: str, start: Place, end: Place, moment: datetime, since: datetime) -> Stop | None:
+        raise AssertionError(branch, start, end, moment, since)
 
     def later_before(self, branch: str, place: Place, moment: datetime, since: datetime) -> Stop | None:
         raise AssertionError(branch, place, moment, since)

@@ -103,6 +103,18 @@ def test_the_stop_is_right_before_the_first_transaction_that_is_later(hand: Hand
     assert "set it to latest" in hand.refused("yesterday")
 
 
+def test_times_that_a_session_set_end_no_replay_and_bring_nothing_later(hand: Hand) -> None:
+    hand.shelve(2, 800, 900, Ending.ROTATED, transaction(5, 800, 850, -10**9), transaction(6, 850, 900, 10**9),
+                before="0-1-4", after="0-1-6")
+    late = transaction(7, 200, 300, 7200)
+    rest = [transaction(8 + n, 300 + n, 301 + n, 40 + n) for n in range(20)]
+    hand.shelve(3, 0, 900, Ending.OPEN, late, *rest, before="0-1-6", after="0-1-27")
+    assert hand.chosen(at(35)) == "1 2 from 300 to 800", "what was stamped into the past and the future is left out"
+    assert hand.chosen(at(42.5)) == "1 2 from 300 to 800", "three are too few to contradict a later time"
+    assert hand.chosen(at(55.5)) == "1 2 3 from 300 to 316"
+    assert hand.chosen(at(7200)) == "1 2 3 from 300 to"
+
+
 def test_what_is_missing_or_damaged_stops_only_who_needs_it(hand: Hand) -> None:
     hand.shelve(4, 0, 500, Ending.ROTATED, transaction(9, 256, 500, 40), before="0-1-8", after="0-1-9")
     assert hand.chosen(at(25)) == "1 2 from 300 to 400"
