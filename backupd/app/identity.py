@@ -20,8 +20,9 @@ from backupd.binlog.session import fetch
 from backupd.binlog.spool import Spool
 from backupd.engine.binlogsource import BinlogSource, SourceState
 from backupd.engine.binlogtool import binlog_tool, connection_id
-from backupd.engine.client import Session
+from backupd.engine.client import Connection, Session
 from backupd.engine.history import missing_evidence
+from backupd.engine.probe import examine
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import Branch, BranchReason
 from backupd.model.clock import format_time
@@ -189,6 +190,15 @@ def problem_of(found: Identity | None, record: BackupRecord) -> BackupdError | N
 def stranger_refused(found: Identity, what: str) -> RefusedError:
     """``what``: is not done with a stranger, and why."""
     return RefusedError(f"{STRANGER}: {what}", detail=_detail(found), hint=accept_hint(found.server))
+
+
+def refuse_stranger(wiring: Wiring, server: str, connection: Connection, what: str) -> None:
+    """Raises RefusedError where another server than the one that is meant answers; ``what``: see ``stranger_refused``.
+    Raises CatalogError, ServerError, too."""
+    with connection.connect() as session:
+        met = meet(wiring, server, session, examine(session, tolerant=True).info, adopt=False)
+    if met is not None and met.is_stranger:
+        raise stranger_refused(met, what)
 
 
 def finding_of(found: Identity | None, server: str) -> list[Finding]:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from backupd.app.identity import own_branches
 from backupd.app.settings import ServerSettings
 from backupd.app.streamreport import SILENT, STOPPED
 from backupd.app.wiring import Wiring, owner_is_alive
 from backupd.binlog.status import StreamState
+from backupd.engine.binlogsource import BinlogSource
 from backupd.model.binlog import Branch, Run
 from backupd.model.clock import format_time, parse_time
+from backupd.model.errors import BackupdError
+from backupd.recovery.runs import last_of, place_of, same_state
 from policies.lint import streams
 from restore.beyond import LIMIT, Stream
 
 DAY = timedelta(days=1)
 NOT_RUNNING = "not running"
 OFF = "off"
+_ASKED = 3.0
+"""Seconds in which a server has to answer a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,27 @@ def stream_of(wiring: Wiring, server: ServerSettings) -> Stream | None:
         troubles += f"; it had failed: {one_line(row.get('error') or '')}"
     return Stream(troubles, failed=failed or (newest is not None and newest.is_stranger),
                   unseen_since=parse_time(str(row["since"])) if runs and away else None,
-                  limit=rpo if rpo is not None else LIMIT, promised=rpo is not None)
+                  limit=rpo if rpo is not None else LIMIT, promised=rpo is not None,
+                  missed=_missed(wiring, server) if rpo is None and not runs else "")
+
+
+def _missed(wiring: Wiring, server: ServerSettings) -> str:
+    """What the server, asked now, has in its binary log behind all that is archived of it; "" where that is nothing,
+    and where it does not answer or another one does: then nobody knows."""
+    branches = own_branches(wiring, server.name)
+    runs = [run for run in wiring.catalog.binlogs.runs(server.name) if branches and run.branch == branches[-1].id]
+    if not runs:
+        return ""
+    try:
+        state = BinlogSource(replace(server.connection(), connect_timeout=_ASKED)).look(files=False)
+    except BackupdError:
+        return ""
+    last, place = max(runs, key=last_of), place_of(state.position)
+    if state.server_uuid != branches[-1].server_uuid or place is None or place <= last_of(last) or (
+            state.history and same_state(branches[-1].executed(last.gtids_after), state.history)):
+        return ""
+    return (f"{server.name} has written up to {state.position.file}:{state.position.pos} since, and its binary log is "
+            f"archived up to {branches[-1].file(last.last_number)}:{last.last_pos}")
 
 
 def stream_troubles(server: str, said: tuple[Mapping[str, Any], datetime] | None, now: datetime) -> Iterator[str]:

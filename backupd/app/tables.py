@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from backupd.app.dependence import require_keys
+from backupd.app.identity import refuse_stranger
 from backupd.app.restores import archives, earlier_attempt, gate_of, sources, templates
 from backupd.app.run import JobRun
 from backupd.app.tableways import TableWishes, chosen_way
@@ -79,6 +80,9 @@ def restore_tables(
     chosen, way = chosen_way(wiring, server_name, target, wanted)
     promise(chosen)
     refuse_unconfirmed(wanted, into, confirm, compare=compare, asked=ask is not None)
+    if goal is not None:
+        refuse_stranger(wiring, goal.name, goal.restore_connection(),
+                        "its tables are neither compared nor replaced: they are not those that are meant")
     require_keys(wiring, server_name, chosen.base.chain)
     gate = gate_of(wiring, chosen.base, wanted.wishes)
     for part in parts_of(chosen.base):  # of these tables there is little, and all of it is needed before they are rows
@@ -149,8 +153,9 @@ class Leftover:
 def leftovers(wiring: Wiring, server_name: str, *, drop: str | None = None) -> tuple[Leftover, ...]:
     """Staging schemas on a server; with ``drop`` (the id of a restore, ``all`` for every one that nobody is at) these
     are removed, after a hand-over that had begun is taken back, or finished where its tables are in their places.
-    Raises UnknownNameError, BusyError, ServerError."""
+    Raises UnknownNameError, BusyError, ServerError, RefusedError where another server than the one meant answers."""
     connection = wiring.settings.server(server_name).restore_connection()
+    refuse_stranger(wiring, server_name, connection, "what is on it was left by no restore into the one that is meant")
     found = stagings(connection)
     wanted = [one for one in found if drop is not None and (one.restore_id == drop.lower() or
                                                             (drop == "all" and not one.active))]

@@ -5,10 +5,9 @@ A test restore that is rolled forward compares the restored copy with the newest
 
 from __future__ import annotations
 
-from backupd.app.identity import meet, stranger_refused
+from backupd.app.identity import refuse_stranger
 from backupd.app.run import JobRun
 from backupd.app.wiring import Wiring
-from backupd.engine.probe import examine
 from backupd.engine.witness import take
 from backupd.model.errors import RefusedError
 from backupd.model.ids import new_id
@@ -23,10 +22,8 @@ def take_witness(wiring: Wiring, run: JobRun) -> str:
     server = wiring.settings.server(run.job.server)
     budget = server.policy.witness.max_duration
     connection = server.connection()
-    with connection.connect() as session:
-        met = meet(wiring, server.name, session, examine(session, tolerant=True).info, adopt=False)
-    if met is not None and met.is_stranger:
-        raise stranger_refused(met, "no witness of it is taken: restored copies would be compared with its tables")
+    refuse_stranger(wiring, server.name, connection,
+                    "no witness of it is taken: restored copies would be compared with its tables")
     witness = take(connection, server=server.name, max_seconds=budget.total_seconds(), clock=wiring.clock,
                    report=run.report)
     if not witness.position.file:

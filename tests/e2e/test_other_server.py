@@ -87,6 +87,13 @@ def test_a_stranger_is_kept_apart_until_it_is_accepted(two: tuple[House, Server,
     for kind in ("full", "incremental", "logical"):
         taken = house.fails("backup", SERVER, "--kind", kind)
         assert "another server answers under this name" in taken.all, taken.all
+    before = sums(other)
+    for command in (("restore", SERVER, "--to", f"backup:{first['id']}", "--tables", "shop.orders", "--into", SERVER,
+                     "--confirm", SERVER), ("leftovers", SERVER)):
+        refused = house.fails(*command)
+        assert "another server answers under this name" in refused.all, refused.all
+        assert f"backupd server accept {SERVER}" in refused.all
+    assert sums(other) == before
     assert told(house) == ["server-changed"]
     assert house.run("run-stream", SERVER, "--once").code == 0
     assert [one["apart"] for one in house.backups()] == [True, True, True, False]

@@ -62,6 +62,9 @@ def test_a_log_that_rotates_during_the_first_backup_and_under_a_plan_is_replayed
     archive(house)  # README's order: the stream begins after the backup
     for number in range(2):
         write(house, f"piece {number}")
+        refused = house.fails("plan", SERVER, "--to", "latest").all
+        assert "has written up to" in refused, "no stream runs, and no objective says that so much may be lost"
+        assert "--accept-older" in refused
         archive(house)
     with server.connect() as connection:
         wanted = checksum_everything(connection)
