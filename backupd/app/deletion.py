@@ -296,8 +296,9 @@ def _may_go(wiring: Wiring, victims: Sequence[BackupRecord], others: Sequence[Ba
                                        hint="wait for it to end, or cancel it: backupd jobs cancel " + lease.id)
     lineage = lineages((*victims, *others))
     # The catalog alone may be wrong in both directions, so the destinations are asked.
+    believed = [other for other in others if not other.foreign]
     if any(_is_somewhere(wiring, victim) for victim in victims) and not any(
-            _is_restorable(wiring, other) for other in others if all(_stands_in(other, victim) and (
+            _is_restorable(wiring, other) for other in believed if all(_stands_in(other, victim) and (
                 lineage[victim.id] or not lineage[other.id]) for victim in victims)):
         what = victims[-1].id if len(victims) == 1 else _named(victims)
         kind = "backup" if any(victim.kind is not BackupKind.LOGICAL for victim in victims) else "dump of its tables"

@@ -19,8 +19,9 @@ from backupd.app.targets import Targets, history
 from backupd.app.thawgate import ThawGate
 from backupd.app.wiring import Wiring, owner, owner_is_alive, worker_count
 from backupd.catalog.rates import Rate as Measured
-from backupd.model.backup import BackupKind, BackupRecord
+from backupd.model.backup import BackupKind, BackupRecord, BackupState
 from backupd.model.binlog import ReplayMethod
+from backupd.model.clock import format_time
 from backupd.model.errors import (
     BackupdError,
     CancelledError,
@@ -110,9 +111,12 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
             found = _replayable(wiring, server, found, wishes, lambda: () if base else _newer(records, found, made),
                                 narrowed=narrowed)
     except NotFoundError as error:
-        error.detail = "\n".join([*([error.detail] if error.detail else []), *_left_out(wiring, records)])
+        error.detail = "\n".join([*([error.detail] if error.detail else []), *_left_out(wiring, records),
+                                  *not_believed(wiring, server_name)])
         raise
     left_out = _left_out(wiring, [record for record in records if record.id in found.chain])
+    left_out += not_believed(wiring, server_name, since=next(
+        record.finished_at for record in records if record.id == found.backup_id))
     found = replace(found, warnings=(*found.warnings, *left_out))
     return with_thaw(wiring, found, records, tier=wishes.thaw, days=wishes.days,
                      everywhere=wishes.everywhere) if cold else found
@@ -313,6 +317,20 @@ def _left_out(wiring: Wiring, records: Iterable[BackupRecord]) -> tuple[str, ...
     names = {copy.destination for record in records for copy in record.copies}
     return tuple(f"destination {name} is not configured any more, so what it holds is not read"
                  for name in sorted(names - set(wiring.settings.destinations)))
+
+
+def not_believed(wiring: Wiring, server: str, *, since: datetime | None = None) -> tuple[str, ...]:
+    """What to say of whole backups that nothing shows to be ours, of those that ended after ``since``. Where an older
+    catalog was put back, they are."""
+    found = [record for record in wiring.catalog.backups.list(server, state=BackupState.COMPLETE, foreign=True)
+             if record.foreign and (since is None or record.finished_at > since)]
+    if not found:
+        return ()
+    newest = max(found, key=lambda record: record.finished_at)
+    words = (f"{len(found)} backups are there that count for nothing, the newest {newest.id} of "
+             f"{format_time(newest.finished_at)}, since nothing in this catalog shows that this installation took "
+             f"them; where an older catalog was put back, look at them, then: backupd catalog adopt {newest.id}")
+    return (words,)
 
 
 def measured_rates(wiring: Wiring, server: str, *, tables: bool = False) -> Mapping[str, Rate]:

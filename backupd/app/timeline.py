@@ -8,7 +8,7 @@ from typing import Any
 
 from backupd.app.identity import kept_apart
 from backupd.app.logstatus import one_line, stream_troubles
-from backupd.app.restores import measured_rates, within_reach
+from backupd.app.restores import measured_rates, not_believed, within_reach
 from backupd.app.settings import ServerSettings
 from backupd.app.streamreport import behind_limit
 from backupd.app.targets import history
@@ -44,7 +44,7 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
         predicted_rto=timedelta(seconds=plan.seconds) if plan else None,
         objectives=Objectives(promised.rpo, promised.rto) if promised else None,
         troubles=_troubles(server, said[0], now) if said and is_streamed else None,
-        warnings=(*kept_apart(wiring, server_name),
+        warnings=(*kept_apart(wiring, server_name), *not_believed(wiring, server_name),
                   *(stream_troubles(server_name, said, now) if is_streamed else ())),
         places=server.others if server.usable else (), by_dumps=by_dumps(server),
         repeats=archived.resolver.repeats if archived else nobody_knows)

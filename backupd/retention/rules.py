@@ -32,9 +32,12 @@ class Rule(Protocol):
 
 
 def family(backup: Stored) -> str:
-    """The leg it belongs to, of its own server: where two servers have one name, neither stands in for the other."""
+    """The leg it belongs to, of its own server: where two servers have one name, neither stands in for the other, and
+    what nobody here took stands in for nothing."""
     leg = f"logical/{backup.table_set}" if backup.kind is BackupKind.LOGICAL else "physical"
-    return f"{leg} of {backup.lineage}" if backup.lineage else leg
+    if backup.lineage:
+        return f"{leg} of {backup.lineage}"
+    return f"{leg} that nobody here took" if backup.strange else leg
 
 
 def families_of(backups: Sequence[Stored]) -> Families:

@@ -87,7 +87,10 @@ def test_what_nobody_here_took_is_foreign_until_somebody_adopts_it(shared_server
         house.run("fsck", "--repair")
         assert {one["id"]: one["foreign"] for one in house.backups()} == {own: False, theirs: True}
         assert "+foreign" in house.run("backups", SERVER).out
-        assert house.ok("plan", SERVER, "--to", "latest")["backup"] == own, "though it is older"
+        plan = house.ok("plan", SERVER, "--to", "latest")
+        assert plan["backup"] == own, "though it is older"
+        for told in (plan, house.ok("timeline", SERVER)):
+            assert any(f"backupd catalog adopt {theirs}" in line for line in told["warnings"]), told
         assert house.ok("plan", SERVER, "--to", f"backup:{theirs}")["backup"] == theirs, "by its own id"
         assert house.ok("restore", SERVER, "--to", f"backup:{theirs}", "--datadir", str(house.base / "theirs"))
         assert "catalog adopt" in house.fails("backups", "delete", theirs).all

@@ -40,7 +40,7 @@ def of(one: Shelf, name: str, uuid: str, *, made: bool = True) -> str:
     return name
 
 
-def strange(one: Shelf, number: int, *, days: float) -> str:
+def strange(one: Shelf, number: int, *, days: float, uuid: str = "A") -> str:
     """A backup of another installation's server, not in the catalog yet."""
     name = one.add(number, days=days, known=False)
     found = read(one.at(), SERVER, name)
@@ -48,7 +48,7 @@ def strange(one: Shelf, number: int, *, days: float) -> str:
     assert isinstance(found.header, Header)
     ended = one.clock() - timedelta(days=days)
     put(one.at(), layout.manifest_key(SERVER, name),
-        encode_header(replace(found.header, server_uuid="A", started_at=ended, finished_at=ended)))
+        encode_header(replace(found.header, server_uuid=uuid, started_at=ended, finished_at=ended)))
     return name
 
 
@@ -62,6 +62,21 @@ def test_rules_neither_count_nor_delete_backups_of_another_server_of_that_name(s
     assert "newest" in [ground.rule for ground in said[newest].grounds]
     assert {ground.rule for ground in said[theirs[0]].grounds} == {"foreign"}
     assert "server A" in said[theirs[0]].reasons[0]
+
+
+def test_backups_that_say_to_be_of_our_server_and_that_nobody_took_push_nothing_out(shelf: Make) -> None:
+    """Whoever can write to the place can lay them there: its uuid is in every clear header."""
+    one = shelf("{local: {keep_fulls: 2}}")
+    ours = [of(one, one.add(number, days=9 - number), "B") for number in (1, 2, 3)]
+    for number in (4, 5):
+        strange(one, number, days=1, uuid="B")
+    applied = apply(one.wiring, SERVER, one.run(), really=True)
+    assert applied.marked == {"local": (ours[0],)}
+    said = {decision.backup.id: decision for decision in applied.decisions[0].backups}
+    assert "newest" in [ground.rule for ground in said[ours[-1]].grounds]
+    delete(one.wiring, ours[1], now=False)
+    with pytest.raises(RefusedError, match="only restorable"):
+        delete(one.wiring, ours[2], now=False)
 
 
 def test_what_is_taken_in_of_another_server_is_told_once_and_by_fsck_with_both_uuids(shelf: Make) -> None:
