@@ -248,3 +248,15 @@ def test_packages_of_mariadb_come_back(server: Server, session: Session) -> None
     server.execute("CREATE DATABASE oracle_again")
     _client(server, "oracle_again", scripts.routines.encode())
     assert server.scalar("SELECT oracle_again.`pack`.f()") == 42
+
+
+def test_a_schema_whose_name_holds_line_ends_is_made_again_by_its_script(server: Server, session: Session) -> None:
+    name = "line\nend`s;\nname"
+    server.execute(f"CREATE DATABASE {quote_name(name)}")
+    try:
+        script = read_schema(session, name, objects=False).create
+    finally:
+        server.execute(f"DROP DATABASE {quote_name(name)}")
+    _run(server, "shop", list(statements(script)))
+    assert server.query(f"SHOW DATABASES LIKE '{name}'") != []
+    server.execute(f"DROP DATABASE {quote_name(name)}")
