@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from backupd.app import channels, holds, keys, listening, places, queuewatch, replicating, transport, trust
+from backupd.app import channels, confinement, holds, keys, listening, places, queuewatch, replicating, transport, trust
 from backupd.app.adopt import STRANGE_HINT
 from backupd.app.forecast import room
 from backupd.app.identity import accept_hint, finding_of, meet
@@ -50,6 +50,7 @@ def check(wiring: Wiring, server_name: str | None) -> list[Finding]:
     found += _catalog(wiring)
     found += keys.findings(wiring)
     found += trust.findings(wiring.settings)
+    found += confinement.findings(wiring.settings)
     found += holds.findings(wiring, names)
     found += places.findings(wiring)
     found += queuewatch.findings(wiring)
@@ -83,6 +84,7 @@ def _check_server(wiring: Wiring, server: ServerSettings) -> list[Finding]:
         gnupg_home=settings.encryption.gnupg_home, recipients=settings.encryption.recipients, spool=settings.spool,
         new_destinations=frozenset(d.name for d in destinations if not wiring.holds_backups(d.name)),
         restore_gnupg_home=settings.restore.gnupg_home if settings.restore else None,
+        key_files=settings.restore.key_files if settings.restore else None,
         secret_files=_secret_files(server), programs=settings.programs, streaming=_streaming(server.policy),
         expected_new_bytes=max((record.stats.bytes_new for record in recent), default=None),
         physical=server.policy.physical is not None, logical=server.policy.logical)

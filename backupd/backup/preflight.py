@@ -26,6 +26,7 @@ from backupd.engine.census import has_rocksdb
 from backupd.engine.client import Connection, Session
 from backupd.engine.dumproute import dump_tools, try_out
 from backupd.engine.grants import Grants, needs, read_grants
+from backupd.engine.keyfiles import SETTING
 from backupd.engine.probe import Probed, examine, read_dialect
 from backupd.engine.tables import hurry, list_tables
 from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
@@ -52,7 +53,8 @@ class PreflightSpec:
     ``new_destinations``: names of destinations that never held a backup: they are made ready, which a place
     that once did and is empty now must never be. ``secret_files``: option and password files that nobody
     else should read. ``expected_new_bytes``: what recent backups stored anew, if there were any.
-    ``restore_gnupg_home``: where test restores find decryption keys, if they run on this machine.
+    ``restore_gnupg_home``: where test restores find decryption keys, and ``key_files``: what key plugins of copies may
+    read, if they run on this machine.
     ``programs``: paths of tools that are not searched. ``streaming``: what is asked of the binary log; None without
     a stream. ``physical``: are physical backups taken? ``logical``: the logical leg of the policy.
     """
@@ -65,6 +67,7 @@ class PreflightSpec:
     spool: Path
     new_destinations: frozenset[str] = frozenset()
     restore_gnupg_home: Path | None = None
+    key_files: tuple[Path, ...] | None = None
     secret_files: tuple[Path, ...] = ()
     expected_new_bytes: int | None = None
     programs: Mapping[str, str] = field(default_factory=dict)
@@ -103,6 +106,7 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             if spec.physical:
                 found += _clashes(session, probed.info)
                 found += _tool(spec, session, probed.info)
+                found += _key_plugin(spec, probed.info)
             if spec.logical is not None:
                 found += _dump_tools(spec, probed.info)
             if spec.logical is not None and grants is not None:
@@ -180,6 +184,14 @@ def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[F
                            "version; not probed: a copy)")
         yield from (warning("tool", sentence) for sentence in shortcomings(physical, info, paths=spec.programs))
         yield from examine_coverage(list_tables(session), info.flavour, tool.name, spec.logical)
+
+
+def _key_plugin(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
+    """MariaDB's: where one is loaded, no copy is prepared without its key files."""
+    if spec.key_files == () and any(plugin.startswith("file_key_management") for plugin in info.plugins):
+        yield error("key files", f"{spec.server} encrypts with file_key_management, and the configuration names no key "
+                                 "files: no physical backup of it can be restored or proved here",
+                    f"name what file_key_management_filename and _filekey of the server say: {SETTING}")
 
 
 def _dump_tools(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:

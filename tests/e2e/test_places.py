@@ -135,11 +135,14 @@ def test_encrypted_tables_are_named_by_check_and_carried_as_a_warning(short_tmp:
         server.execute("CREATE DATABASE vault", "CREATE TABLE vault.t (id INT PRIMARY KEY) ENCRYPTED=YES",
                        "INSERT INTO vault.t SELECT seq FROM vault.seq_1_to_100")
         house = House(short_tmp, server, keys)
-        assert "encrypted" in house.run("check", SERVER).all
+        checked = house.fails("check", SERVER).all
+        assert "encrypted" in checked
+        assert "encrypts with file_key_management, and the configuration names no key files" in checked
         record = house.backup()
         assert any("encrypted" in text for text in record["warnings"])
         assert f"restore.key_files: [{key_file}]" in house.fails("test-restore", SERVER).all
         house.config.write_text(house.config.read_text().replace("restore: {", f"restore: {{key_files: [{key_file}], "))
+        assert "names no key files" not in house.run("check", SERVER).all
         assert house.ok("test-restore", SERVER)["outcome"] == "proved"
         datadir = house.base / "restored"
         outcome = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(datadir), "--start")
