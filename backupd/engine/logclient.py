@@ -5,7 +5,8 @@ root, and where anything can be confined its folder is all that it can write to;
 made lies in that folder, which is its own, and nothing there is opened or believed before it was taken away from it
 (``collect``): one plain file, under the name of a binary log.
 
-Passwords and keys of the connection are handed to it in a private folder, which goes with it.
+Passwords and keys of the connection are handed to it in a private folder, which goes with it. An account without a
+password may log in as the operating system's user: for it the server's socket is opened by us (``socketrelay``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from backupd.engine.binlogtool import BinlogTool
 from backupd.engine.client import Connection
 from backupd.engine.installation import is_of_the_system
 from backupd.engine.sandbox import can_confine, confine, worker
+from backupd.engine.socketrelay import relayed
 from backupd.model.errors import MisnamedError, RefusedError
 from backupd.process.command import Command, find_account
 from backupd.process.optionfile import render_options
@@ -68,6 +70,7 @@ def log_client(tool: BinlogTool, connection: Connection) -> Iterator[LogClient]:
     owner = _owner()
     folder = passable_directory() / f"c{secrets.token_hex(6)}"
     folder.mkdir(mode=0o700)
+    relays = contextlib.ExitStack()
     try:
         files: dict[str, str] = {}
         for name in _HANDED:
@@ -75,12 +78,16 @@ def log_client(tool: BinlogTool, connection: Connection) -> Iterator[LogClient]:
                 files[name] = str(folder / f"{name}.pem")
                 write_anew(folder / f"{name}.pem", Path(path).read_bytes(), owner=owner)
         handed = replace(connection, ssl={**connection.ssl, **files})
+        if owner is not None and connection.socket and not connection.password:
+            handed = replace(handed, socket=str(folder / "s.sock"))
+            relays.enter_context(relayed(Path(connection.socket), folder / "s.sock", owner))
         options = folder / "options.cnf"
         write_anew(options, render_options(tool.option_groups(handed)).encode(), owner=owner)
         if owner is not None:
             give(folder, owner, 0o700)
-        yield LogClient(tool, options, tuple(_ways_to(connection)))
+        yield LogClient(tool, options, tuple(_ways_to(handed)))
     finally:
+        relays.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

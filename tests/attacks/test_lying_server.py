@@ -15,6 +15,7 @@ import pytest
 from backupd.binlog.status import StreamEventKind
 from backupd.engine import logclient
 from backupd.engine.binlogsource import BinlogSource
+from backupd.engine.client import Connection
 from backupd.engine.logclient import collect, make_intake
 from backupd.engine.sandbox import is_available, worker
 from backupd.model.binlog import is_log_name
@@ -125,6 +126,43 @@ def test_the_program_is_never_root_and_what_it_made_is_ours_in_the_end(server: S
         if (user := worker()) is not None:
             assert subprocess.run(["ls", str(streaming.spool.folder)], user=user, check=False, cwd="/",
                                   capture_output=True).returncode != 0
+
+
+@pytest.mark.skipif(not runs_as_root(), reason="only root can become somebody else")
+def test_an_account_that_logs_in_as_root_of_the_system_still_streams(tmp_path: Path) -> None:
+    """The program is somebody else, whom the server does not know."""
+    with make_server("mariadb") as running:
+        prepare(running)
+        running.execute("ALTER USER root@localhost IDENTIFIED VIA unix_socket")
+        with Streaming(running, tmp_path / "spool", connection=Connection(socket=str(running.socket), user="root"),
+                       programs=tmp_path) as streaming:
+            streaming.has_all(running)
+            insert(running, 3)
+            streaming.has_all(running)
+            assert_identical(streaming.spool, running)
+            (path,) = [Path(os.fsdecode(word)).parent / "s.sock" for pid in Path("/proc").glob("[0-9]*")
+                       if _is_copying(pid, streaming.spool.folder)
+                       for word in (pid / "cmdline").read_bytes().replace(b"=", b"\0").split(b"\0")
+                       if word.endswith(b"options.cnf")]
+            assert path.exists()
+            # Nobody but the program gets through to the server as root.
+            asked = subprocess.run(
+                ["/usr/bin/python3", "-c", _ASK, str(path)], user=worker(), check=False, cwd="/",
+                capture_output=True, text=True)
+            assert asked.stdout.split() == ["0"], asked.stderr
+
+
+_ASK = """
+import os, socket, sys, time
+parent = os.getpid()
+if os.fork():
+    os._exit(0)
+while os.getppid() == parent: time.sleep(0.01)  # from now on it is nobody's that we have started
+with socket.socket(socket.AF_UNIX) as s:
+    s.settimeout(20)
+    s.connect(sys.argv[1])
+    print(len(s.recv(100)))
+"""
 
 
 def _is_copying(process: Path, spool: Path) -> bool:
