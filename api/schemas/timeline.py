@@ -19,7 +19,7 @@ TIMELINE: dict[str, Any] = {
     "gaps": [{"after": _PLACE, "before": {**_PLACE, "pos": 9000}, "reason": "the server had purged it",
               "from": "2026-11-10T01:00:00Z", "to": "2026-11-10T03:00:00Z",
               "branch": "20261101T000000Z-11223344", "destination": ""}],
-    "latest": "2026-11-21T09:41:03Z", "tables_only": False, "warnings": [],
+    "latest": "2026-11-21T09:41:03Z", "tables_only": False, "first_due": None, "warnings": [],
     "destinations": [{"name": "local", "latest": "2026-11-21T09:41:03Z", "behind_seconds": 0.0, "rpo_seconds": 7.0,
                       "trouble": ""}],
     "branches": [{"id": "20261101T000000Z-11223344", "reason": "first", "from": "2026-11-01T00:00:00Z", "to": None,
@@ -98,6 +98,7 @@ class Timeline(Shape):
     latest: Time | None
     tables_only: bool = Field(description="Only dumps are taken of it: the moments are those of tables, and the server "
                                           "as a whole cannot be restored.")
+    first_due: Time | None = Field(description="There is no backup, and none was due yet: the first one starts then.")
     warnings: list[str]
     destinations: list[Reach]
     branches: list[Branch]

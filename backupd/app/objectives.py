@@ -63,7 +63,7 @@ class ObjectivesWatch(Lookout):
         timeline = self._read(wiring, server.name)
         self._note_lags(wiring, server, timeline)
         records = wiring.catalog.backups.list(server.name)
-        young = timeline.latest is None and not records and first_is_to_come(wiring, server.name, now)
+        young = timeline.latest is None and not records and first_to_come(wiring, server.name, now) is not None
         new = frozenset() if young else self._new(records, timeline, server, now)
         for pair, event, broken in (*_rpo(timeline, server, now), *_rto(timeline, server, now),
                                     *_rpo_of_places(timeline, server, now, new)):
@@ -94,19 +94,19 @@ class ObjectivesWatch(Lookout):
                 wiring.catalog.lags.note(server.name, reach.name, reach.rpo.total_seconds(), timeline.now)
 
 
-def first_is_to_come(wiring: Wiring, name: str, now: datetime) -> bool:
-    """Is no backup of the server due yet, since its policy came into force, or the first one under way? False where
-    none is scheduled. Raises CatalogError."""
+def first_to_come(wiring: Wiring, name: str, now: datetime) -> datetime | None:
+    """When the first backup of the server starts, as long as none was due since its policy came into force; ``now``
+    while that one is under way. None where none is scheduled. Raises CatalogError."""
     scheduled = [leg for leg in legs(wiring.settings, name) if leg.kind in _BACKUPS]
     jobs = [job for job in wiring.catalog.jobs.list(name) if job.kind in _BACKUPS]
     if not scheduled or any(job.state not in UNDER_WAY for job in jobs):
-        return False
+        return None
     if jobs:
-        return True
+        return now
     rows = wiring.catalog.schedules.all()
-    firsts = [start_of(leg, due) for leg in scheduled
-              for due in due_times(leg, rows[leg.key].since if leg.key in rows else now, count=1)]
-    return bool(firsts) and now < min(firsts) + _SLACK
+    first = min((start_of(leg, due) for leg in scheduled
+                 for due in due_times(leg, rows[leg.key].since if leg.key in rows else now, count=1)), default=None)
+    return first if first is not None and now < first + _SLACK else None
 
 
 def _rpo(timeline: Timeline, server: ServerSettings, now: datetime) -> Iterator[Told]:

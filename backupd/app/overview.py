@@ -112,7 +112,8 @@ def _server(wiring: Wiring, server: ServerSettings, looked: Standing | None, aro
         waiting=sum(job.state is not JobState.RUNNING for job in around.jobs), incidents=around.incidents,
         backups=stands.backups, protected=stands.protected, bytes_stored=stands.bytes_stored,
         held=around.held, paused=around.paused, absent_since=around.absence.since if around.absence else None,
-        looked_at=looked.at if looked and not looked.trouble else None, tables_only=stands.tables_only)
+        looked_at=looked.at if looked and not looked.trouble else None, tables_only=stands.tables_only,
+        first_due=stands.first_due)
     found = sorted((*_of_recovery(made, server, stands, around), *_of_work(wiring, made, server, stands, around, now)),
                    key=lambda reason: -reason.status.rank)
     return replace(made, status=found[0].status if found else Status.GOOD, reasons=tuple(found))

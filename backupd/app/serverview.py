@@ -140,7 +140,8 @@ class ServerOverview:
     wants; ``bytes_stored``: of all there are. ``held``, ``paused``: this server or all of them. ``absent_since``: when
     a backup took it out of rotation. ``looked_at``: how it stands was found out then; None: not yet, and nothing is
     known of what can be recovered. ``tables_only``: only dumps are taken of it, so ``latest``, ``first``, ``rpo`` and
-    ``reach`` are of tables; the server as a whole cannot be restored.
+    ``reach`` are of tables; the server as a whole cannot be restored. ``first_due``: when its first backup starts, as
+    long as none was due.
     """
 
     name: str
@@ -172,6 +173,7 @@ class ServerOverview:
     absent_since: datetime | None = None
     looked_at: datetime | None = None
     tables_only: bool = False
+    first_due: datetime | None = None
 
     @property
     def last_success(self) -> datetime | None:
@@ -179,8 +181,10 @@ class ServerOverview:
 
     @property
     def rpo_kept(self) -> bool | None:
-        """None without an objective."""
-        return None if self.rpo_objective is None else self.rpo is not None and self.rpo <= self.rpo_objective
+        """None without an objective, and before the first backup is due."""
+        if self.rpo_objective is None or (self.rpo is None and self.first_due is not None):
+            return None
+        return self.rpo is not None and self.rpo <= self.rpo_objective
 
     @property
     def rto_kept(self) -> bool | None:

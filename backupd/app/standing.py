@@ -61,6 +61,7 @@ class Standing:
     confirmed: Confirmed
     trouble: str = ""
     tables_only: bool = False
+    first_due: datetime | None = None
 
     def moved(self, confirmed: Confirmed, now: datetime) -> Standing:
         """The same with what is ``confirmed`` by ``now``."""
@@ -219,7 +220,7 @@ def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> S
         unprotected_since=min(later, default=None),
         bytes_stored=max(sum(one.stats.bytes_new for one in alive),
                          max((one.stats.bytes_stored for one in alive), default=0)), confirmed=confirmed,
-        tables_only=found.tables_only)
+        tables_only=found.tables_only, first_due=found.first_due)
 
 
 def _last(complete: Iterable[BackupRecord]) -> tuple[LastBackup, ...]:

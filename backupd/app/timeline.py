@@ -8,6 +8,7 @@ from typing import Any
 
 from backupd.app.identity import kept_apart
 from backupd.app.logstatus import one_line, stream_troubles
+from backupd.app.objectives import first_to_come
 from backupd.app.restores import measured_rates, not_believed, within_reach
 from backupd.app.settings import ServerSettings
 from backupd.app.streamreport import behind_limit
@@ -47,7 +48,8 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
         warnings=(*kept_apart(wiring, server_name), *not_believed(wiring, server_name),
                   *(stream_troubles(server_name, said, now) if is_streamed else ())),
         places=server.others if server.usable else (), by_dumps=by_dumps(server),
-        repeats=archived.resolver.repeats if archived else nobody_knows)
+        repeats=archived.resolver.repeats if archived else nobody_knows,
+        first_due=None if records or not server.usable else first_to_come(wiring, server_name, now))
 
 
 def by_dumps(server: ServerSettings) -> bool:

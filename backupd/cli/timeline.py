@@ -33,7 +33,11 @@ def timeline(context: typer.Context, server: Server, config: Config = None, as_j
 
 def show_timeline(screen: Screen, found: Timeline) -> None:
     if found.latest is None:
-        screen.line(f"nothing of {found.server} is recoverable", style="bold red")
+        if found.first_due is not None:
+            screen.line(f"nothing of {found.server} is recoverable yet: its first backup is due at "
+                        f"{_time(found.first_due)}", style="bold")
+        else:
+            screen.line(f"nothing of {found.server} is recoverable", style="bold red")
         kind = "logical" if found.tables_only else "full"
         screen.line(f"-> take a backup: backupd backup {found.server} --kind {kind}")
     else:
@@ -127,7 +131,8 @@ def _promise(value: timedelta | None, promised: timedelta | None, kept: bool | N
     text = _span(value) or "not known"
     if promised is None:
         return text
-    return f"{text}; {name} is {_span(promised)}: {'kept' if kept else 'NOT KEPT'}"
+    how = "NOT KEPT" if kept is False else "kept" if kept else "not judged yet"
+    return f"{text}; {name} is {_span(promised)}: {how}"
 
 
 def _cut(screen: Screen, count: int) -> None:

@@ -52,7 +52,8 @@ class Timeline:
     """``windows`` by branch and time, the one that ends at ``latest`` is the last. ``gaps``: at no destination, or at
     the one that they name. ``predicted_rto``: of a restore to the latest moment; None where there is none.
     ``warnings``: what makes the end of it doubtful. ``tables_only``: the moments are those to which tables can be
-    restored, out of dumps; the server as a whole cannot."""
+    restored, out of dumps; the server as a whole cannot. ``first_due``: there is no backup, and none was due yet: the
+    first one starts then."""
 
     server: str
     now: datetime
@@ -65,6 +66,7 @@ class Timeline:
     objectives: Objectives = field(default_factory=Objectives)
     warnings: tuple[str, ...] = ()
     tables_only: bool = False
+    first_due: datetime | None = None
 
     @property
     def latest(self) -> datetime | None:
@@ -78,15 +80,21 @@ class Timeline:
 
     @property
     def rpo_kept(self) -> bool | None:
-        """None without an objective."""
-        return None if self.objectives.rpo is None else self.rpo is not None and self.rpo <= self.objectives.rpo
+        """None without an objective, and before the first backup is due."""
+        if self.objectives.rpo is None or self._is_young:
+            return None
+        return self.rpo is not None and self.rpo <= self.objectives.rpo
 
     @property
     def rto_kept(self) -> bool | None:
-        """None without an objective, and where no server is ever restored."""
-        if self.objectives.rto is None or self.tables_only:
+        """None without an objective, where no server is ever restored, and before the first backup is due."""
+        if self.objectives.rto is None or self.tables_only or self._is_young:
             return None
         return self.predicted_rto is not None and self.predicted_rto <= self.objectives.rto
+
+    @property
+    def _is_young(self) -> bool:
+        return self.first_due is not None and self.latest is None
 
     def branch_ends(self) -> Iterator[tuple[Branch, datetime | None]]:
         """Each branch with the moment until which it was certainly the server's present; None for the present one."""
@@ -98,7 +106,8 @@ class Timeline:
             "server": self.server, "at": format_time(self.now),
             "windows": [_window_json(window) for window in self.windows],
             "gaps": [_gap_json(gap) for gap in self.gaps],
-            "latest": _time(self.latest), "tables_only": self.tables_only, "warnings": list(self.warnings),
+            "latest": _time(self.latest), "tables_only": self.tables_only, "first_due": _time(self.first_due),
+            "warnings": list(self.warnings),
             "destinations": [reach.as_json() for reach in self.destinations],
             "branches": [
                 {"id": branch.id, "reason": str(branch.reason), "from": format_time(branch.noticed_at),
@@ -118,6 +127,7 @@ def timeline(
     gaps: Iterable[Gap] = (), *, now: datetime, proofs: Iterable[Proof] = (), predicted_rto: timedelta | None = None,
     objectives: Objectives | None = None, troubles: Mapping[str, str] | None = None, warnings: Iterable[str] = (),
     places: Iterable[str] = (), repeats: Repeats = nobody_knows, by_dumps: bool = False,
+    first_due: datetime | None = None,
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
     to the latest moment (restore.planner tells it). ``troubles``: of destinations, ``warnings``: of the stream.
@@ -149,7 +159,8 @@ def timeline(
         last_proof=max((proof for proof in proofs if proof.server == server), key=lambda proof: proof.finished_at,
                        default=None),
         predicted_rto=predicted_rto, objectives=objectives or Objectives(),
-        warnings=tuple(_warnings(together, found, reaches, troubles or {}, warnings)), tables_only=tables_only)
+        warnings=tuple(_warnings(together, found, reaches, troubles or {}, warnings)), tables_only=tables_only,
+        first_due=first_due)
 
 
 def _warnings(histories: Histories, found: Sequence[Window], reaches: Sequence[Reach], troubles: Mapping[str, str],

@@ -82,6 +82,17 @@ def test_of_a_server_of_which_only_dumps_are_taken_the_moments_are_those_of_tabl
     assert (whole.tables_only, whole.windows[0].begin) == (False, at(5))
 
 
+def test_before_the_first_backup_is_due_no_promise_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    promised = Objectives(timedelta(minutes=10), timedelta(hours=1))
+    young = timeline("shop", (), (), (), now=NOW, objectives=promised, first_due=at(13))
+    assert (young.rpo_kept, young.rto_kept, young.as_json()["objectives"]["kept"]) == (None, None, True)
+    show_timeline(Screen(as_json=False), young)
+    shown = capsys.readouterr().out
+    assert "nothing of shop is recoverable yet: its first backup is due at 2026-11-21 13:00:00Z" in shown
+    assert "NOT KEPT" not in shown
+    assert timeline("shop", (), (), (), now=NOW, objectives=promised).rpo_kept is False, "it was due"
+
+
 def test_a_missing_segment_splits_the_window_and_the_gap_names_both_places() -> None:
     torn = (run("local", 1, 5, 5), run("local", 7, 12, 11.9, ending=Ending.OPEN))
     document = made(*torn).as_json()
