@@ -18,7 +18,7 @@ from backupd.app.streamrecords import CatalogRecorder
 from backupd.app.wiring import owner
 from backupd.binlog.archive import Behind
 from backupd.binlog.spool import Spool
-from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.model.clock import Clock, format_time
 from backupd.model.errors import BackupdError
 from backupd.model.event import Event, Severity
@@ -131,11 +131,12 @@ class StreamReport:
         elif status.state in (StreamState.STREAMING, StreamState.PAUSED):
             told.append(self._mended(STREAM, SUBJECT, f"the binary log of {name} is streamed again", now))
         if status.state is StreamState.PAUSED:
+            hint = ("make room there: what else lies in it?" if status.error == NO_ROOM else
+                    "see why a destination does not take them (backupd binlog status), or raise binlog.max_spool")
             told.append(self._broken(
                 SPOOL, SUBJECT, f"the spool of {name} is full, so its binary log is not copied any more: "
-                f"{format_size(self._spool.bytes())} wait for a destination", now,
-                detail=status.error, hint="see why a destination does not take them (backupd binlog status), or raise "
-                                          "binlog.max_spool; the server must keep its binary log until then"))
+                f"{format_size(self._spool.bytes())} wait for a destination", now, detail=status.error,
+                hint=f"{hint}; the server must keep its binary log until then, and it goes on by itself"))
         elif status.state is StreamState.STREAMING:
             told.append(self._mended(SPOOL, SUBJECT, f"the spool of {name} has room again", now))
         with self._lock:

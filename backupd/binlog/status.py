@@ -11,6 +11,8 @@ from backupd.model.binlog import Branch, Gap
 from backupd.model.clock import format_time, parse_time
 from backupd.model.server import Position
 
+NO_ROOM = "there is no room in the spool's file system"
+
 
 class StreamState(StrEnum):
     STREAMING = "streaming"

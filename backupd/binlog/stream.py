@@ -23,7 +23,7 @@ from backupd.binlog.purge import PurgeAlarm, purge_alarm
 from backupd.binlog.readable import DamagedCopyError
 from backupd.binlog.session import End, Session, fetch
 from backupd.binlog.spool import Doubt, Spool
-from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from backupd.binlog.watch import Watch
 from backupd.engine.binlogsource import BinlogSource, SourceState, UnloggedError
 from backupd.engine.binlogtool import BinlogTool, EndKind, connection_id
@@ -60,7 +60,7 @@ _SAID = {
     EndKind.TORN: "the server cannot read its own binary log",
     EndKind.TWIN: "another program reads this server's binary log with the same connection id",
     EndKind.DENIED: "the server does not let this account read its binary log",
-    EndKind.DISK: "there is no room in the spool's file system",
+    EndKind.DISK: NO_ROOM,
     EndKind.MISNAMED: "the copying program cannot make a file",
     EndKind.OTHER: "the copying program failed",
 }

@@ -181,7 +181,7 @@ def makes_elsewhere(statement: str) -> bool:
     if not _ELSEWHERE.search(statement):
         return False
     found = list(tokens(statement))
-    datafile = any(one.word == "ADD" and two.word == "DATAFILE" and three.text.strip("'\"").startswith("/")
+    datafile = any(one.word == "ADD" and two.word == "DATAFILE" and three.text.strip("'\"").startswith(("/", "../"))
                    for one, two, three in zip(found, found[1:], found[2:], strict=False))
     return datafile or without_directories(statement) != statement
 

@@ -71,7 +71,7 @@ def base_tables(session: Session, dialect: Dialect, datadir: Path) -> tuple[Base
     ``datadir`` (DISCARD TABLESPACE). Raises ServerError.
     """
     spaces = _spaces(session, dialect)
-    rows = session.query(_TABLES.format(marks=", ".join(["%s"] * len(SYSTEM_SCHEMAS))), *SYSTEM_SCHEMAS)
+    rows = _listed(session)
     found: list[BaseTable] = []
     for schema, table, engine in rows:
         name = TableName(str(schema), str(table))
@@ -82,6 +82,15 @@ def base_tables(session: Session, dialect: Dialect, datadir: Path) -> tuple[Base
             name, str(engine or (_INNODB if parts else "")), space.number if space and lying else None,
             space is not None and space.shared, tuple(sorted(part for part in parts if part))))
     return tuple(sorted(found, key=lambda one: one.name))
+
+
+def engines_of(session: Session) -> dict[TableName, str]:
+    """Of every table and sequence outside the system schemas whose engine the server can name. Raises ServerError."""
+    return {TableName(str(schema), str(table)): str(engine) for schema, table, engine in _listed(session) if engine}
+
+
+def _listed(session: Session) -> list[tuple[object, ...]]:
+    return session.query(_TABLES.format(marks=", ".join(["%s"] * len(SYSTEM_SCHEMAS))), *SYSTEM_SCHEMAS)
 
 
 @dataclass(frozen=True, slots=True)

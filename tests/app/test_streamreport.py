@@ -19,7 +19,7 @@ from backupd.app.streamreport import StreamReport, behind_limit
 from backupd.app.wiring import Wiring
 from backupd.binlog.archive import Behind
 from backupd.binlog.spool import Spool
-from backupd.binlog.status import StreamEvent, StreamEventKind, StreamState, StreamStatus
+from backupd.binlog.status import NO_ROOM, StreamEvent, StreamEventKind, StreamState, StreamStatus
 from tests.app.house import GOLD, Clock, Office
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -91,11 +91,20 @@ def test_a_full_spool_and_the_danger_of_a_purge_are_told_once_each(desk: Desk) -
         desk.report.heard(alarm)
         desk.beat(StreamState.PAUSED)
     assert desk.told() == ["spool-full", "purge-alarm"]
+    assert any("binlog.max_spool" in event.hint for event in desk.scribe.catalog.events.list(limit=2))
     desk.beat(StreamState.STREAMING)
     assert desk.told()[2:] == ["spool-has-room"]
     desk.report.heard(StreamEvent(StreamEventKind.PURGE_OVER, NOW, "it is archived now"))
     desk.beat(StreamState.STREAMING)
     assert desk.told()[3:] == ["purge-over"]
+
+
+def test_a_spool_on_a_full_disk_is_not_told_to_raise_what_it_may_hold(desk: Desk) -> None:
+    desk.beat(StreamState.PAUSED, NO_ROOM)
+    (event,) = desk.scribe.catalog.events.list(limit=1)
+    assert event.detail == NO_ROOM
+    assert "make room there" in event.hint
+    assert "max_spool" not in event.hint
 
 
 def test_a_destination_that_lacks_something_for_longer_than_promised_is_told_until_it_has_caught_up(desk: Desk,

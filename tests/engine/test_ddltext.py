@@ -187,6 +187,7 @@ def test_no_setting_breaks_out_of_a_script() -> None:
     ("CREATE TABLE a.t (n INT) DATA DIRECTORY='/srv/fast'", True),
     ("ALTER TABLE a.t PARTITION BY HASH (n) (PARTITION p INDEX DIRECTORY = '/srv/fast')", True),
     ("create tablespace s add datafile '/srv/fast/s.ibd'", True),
+    ("CREATE TABLESPACE s ADD DATAFILE '../fast/s.ibd'", True),
     ("CREATE TABLESPACE s ADD DATAFILE 's.ibd'", False),
     ("CREATE TABLE a.t (`data directory` INT COMMENT 'DATA DIRECTORY=''/srv''') -- DATA DIRECTORY='/srv'", False),
     ("INSERT INTO a.t VALUES ('CREATE TABLE x (n INT) DATA DIRECTORY=''/srv''')", False),

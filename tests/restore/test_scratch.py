@@ -140,6 +140,13 @@ def test_a_table_whose_files_are_there_but_which_the_server_does_not_know_is_mis
         with work.started([last], folder, built) as copy:
             assert any("1 tables are in the restored copy that" in line and line.endswith("list: shop.orders")
                        for line in copy.warnings), copy.warnings
+        other = tuple(replace(table, engine="MyISAM") if table.name == TableName("shop", "orders") else table
+                      for table in facts.inventory or ())
+        last = replace(work.chain[-1], body=replace(taken.body, facts=replace(facts, inventory=other)))
+        with pytest.raises(DamagedError, match="are of another engine in the restored copy") as damaged, \
+                work.started([last], folder, built):
+            pass
+        assert damaged.value.damages == ("shop.orders",)
         (folder / "data/shop/orders.frm").unlink()
         with pytest.raises(DamagedError, match="are unknown to a server on the restored copy") as damaged, \
                 work.started(work.chain, folder, built):
