@@ -174,7 +174,8 @@ def _pipe(server: LaunchedServer, session: Session, leg: _Leg) -> tuple[str, int
     before = applier_mysql.executed(session) if not mariadb else None
     if before is not None:
         applier_mysql.exclude(session, leg.exclude)
-    replay_through_pipe(server, leg.info, leg.files, leg.start, programs=leg.programs, cancel=leg.cancel)
+    replay_through_pipe(server, leg.info, leg.files, leg.start, folder=leg.folder, programs=leg.programs,
+                        cancel=leg.cancel)
     if before is None:
         # The client's session left no trace of its place; that every statement was executed, both exit codes say.
         applier_mariadb.set_position(session, leg.found, leg.found.end)

@@ -88,7 +88,7 @@ def log_source(
     config = copy.config
     data = folder / "data"
     try:
-        _lay_out(folder, config.user)
+        lay_out(folder, config.user)
         empty_system(data, config.program, installer=installer, user=config.user, templates=templates)
         names = _put(files, found, data, config.user)
         for path, at in left_out(found, tables):
@@ -189,8 +189,8 @@ def _pool(memory: int) -> int:
     return max(_LEAST_POOL, min(memory // 4, _MOST_POOL))
 
 
-def _lay_out(folder: Path, user: str) -> None:
-    """The folder, empty: what a killed process left in it is removed."""
+def lay_out(folder: Path, user: str) -> None:
+    """The folder, the user's and empty: what a killed process left in it is removed."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=PASSABLE, parents=True)
     give(folder, user, PASSABLE)
@@ -199,7 +199,7 @@ def _lay_out(folder: Path, user: str) -> None:
 def _put(files: Sequence[Path], found: Walk, data: Path, user: str) -> list[str]:
     names = [path.name for path in files]
     for path in files:
-        _copy(path, data / path.name)
+        copy_log(path, data / path.name)
         clear_in_use(data / path.name)
         for marked, at in found.marks:
             if marked == path:
@@ -211,7 +211,7 @@ def _put(files: Sequence[Path], found: Walk, data: Path, user: str) -> list[str]
     return names
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_log(source: Path, target: Path) -> None:
     """A copy that shares its blocks where the filesystem can do that."""
     with source.open("rb") as one, target.open("xb") as other:
         try:

@@ -3,25 +3,32 @@ applier fails.
 
 One process for all files, because temporary tables and settings of a session may reach from one file into the next.
 It is the same session for all transactions, which is why what needs several is refused.
+
+The logs may be forged, and the client sends whatever file a statement in them names (LOAD DATA LOCAL). So both programs
+are the user that the copy's server is, and where anything can be confined they see their own files only, no network.
 """
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from backupd.engine.applier import hint_of_statement
 from backupd.engine.binlogtool import binlog_tool
-from backupd.engine.launch import LaunchedServer
+from backupd.engine.launch import LaunchedServer, give
+from backupd.engine.logsource import copy_log, lay_out
 from backupd.engine.logwalk import Walk
+from backupd.engine.sandbox import confine, is_available
 from backupd.engine.toolset import find_tool
 from backupd.model.errors import RefusedError, ServerError, ToolError
 from backupd.model.server import Flavour, Position, ServerInfo, Version
 from backupd.process.command import Command
-from backupd.process.optionfile import option_file
+from backupd.process.optionfile import render_options
+from backupd.process.otherfolders import write_anew
 from backupd.process.pipeline import Pipeline
 
 _PACKET = "1G"
@@ -61,12 +68,14 @@ def replay_through_pipe(
     files: Sequence[Path],
     start: Position,
     *,
+    folder: Path,
     programs: Mapping[str, str],
     cancel: threading.Event | None = None,
     log: Path | None = None,
 ) -> None:
     """Execute ``files`` from ``start`` on as statements of one session on ``copy``.
 
+    ``folder``: private to this, not there yet, passable for the server's user; it takes the room of the logs.
     Triggers do not fire for row events, nor do scheduled events run: the copy's own are off. Raises ToolError when
     either program fails (the client stops at the first error), CancelledError.
     """
@@ -78,14 +87,14 @@ def replay_through_pipe(
     # Places count here, not GTIDs: these may come in any order, and twice.
     reading = ["--loose-gtid-strict-mode=0"] if mariadb else []
     session = [f"--init-command={_AS_A_REPLICA}"] if mariadb and info.version >= _HAS_VERSIONING else []
-    # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
-    with (option_file(copy.connection.option_groups()) as options, _taking_files(copy),
-          tempfile.TemporaryDirectory(prefix="load-", dir=files[0].parent) as loads):
+    with _laid_out(folder, copy, files) as (options, logs, loads), _taking_files(copy):
+        # The reader writes what LOAD DATA read into files, which it never removes, and has the client send them.
         commands = [
-            Command((reader, "--no-defaults", "--verify-binlog-checksum", f"--local-load={loads}", *reading, *place,
-                     *map(str, files))),
-            Command((client, f"--defaults-file={options}", "--binary-mode", f"--max-allowed-packet={_PACKET}",
-                     "--local-infile=1", *session)),
+            _confined(copy, (reader, "--no-defaults", "--verify-binlog-checksum", f"--local-load={loads}", *reading,
+                             *place, *map(str, logs)), writable=[loads], readable=logs, temporary=loads),
+            _confined(copy, (client, f"--defaults-file={options}", "--binary-mode",
+                             f"--max-allowed-packet={_PACKET}", "--local-infile=1", *session),
+                      readable=[options, loads, copy.config.socket]),
         ]
         try:
             with Pipeline(commands, cancel=cancel, log=log) as pipeline:
@@ -93,6 +102,33 @@ def replay_through_pipe(
         except ToolError as error:
             error.hint = error.hint or hint_of_statement(error.detail)
             raise
+
+
+@contextlib.contextmanager
+def _laid_out(folder: Path, copy: LaunchedServer, files: Sequence[Path]) -> Iterator[tuple[Path, list[Path], Path]]:
+    """The client's option file, copies of the logs, and a folder for what LOAD DATA read: all of the server's user."""
+    user = copy.config.user
+    try:
+        lay_out(folder, user)
+        loads = folder / "loads"
+        loads.mkdir(mode=0o700)
+        logs = [folder / path.name for path in files]
+        for path, log in zip(files, logs, strict=True):
+            copy_log(path, log)
+        options = folder / "options.cnf"
+        write_anew(options, render_options(copy.connection.option_groups()).encode())
+        for made, mode in ((loads, 0o700), (options, 0o600), *((log, 0o600) for log in logs)):
+            give(made, user, mode)
+        yield options, logs, loads
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _confined(copy: LaunchedServer, argv: tuple[str, ...], *, writable: Sequence[Path] = (),
+              readable: Sequence[Path] = (), temporary: Path | None = None) -> Command:
+    user = copy.config.user if os.geteuid() == 0 else None
+    plain = Command(argv, user=user, env={"TMPDIR": str(temporary)} if temporary else {})
+    return confine(plain, writable=writable, readable=readable) if is_available(user) else plain
 
 
 @contextlib.contextmanager
