@@ -113,6 +113,8 @@ def look(wiring: Wiring, incidents: Incidents, server: str, now: datetime) -> No
     due = next((one for one in newest if one.finished_at <= now - wanted.within), None)
     good = next((one for one in newest if is_protected(one, records, wanted, sites)), None)
     if due is None:
+        incidents.mended(PROTECTION, Event(now, PROTECTION.mended, Severity.INFO, server=server, message=(
+            f"no backup of {server} has waited too long for its protection any more")))
         return
     if good is not None and good.finished_at >= due.finished_at:
         incidents.mended(PROTECTION, Event(now, PROTECTION.mended, Severity.INFO, server=server, message=(

@@ -70,8 +70,9 @@ class Timeline:
 
     @property
     def latest(self) -> datetime | None:
-        """The last moment of the server's newest recoverable history."""
-        return self.windows[-1].end if self.windows else None
+        """The last moment of the server's newest recoverable history, as far as this clock has come."""
+        counted = _counted(self.windows, self.now)
+        return counted[-1].end if counted else None
 
     @property
     def rpo(self) -> timedelta | None:
@@ -159,8 +160,17 @@ def timeline(
         last_proof=max((proof for proof in proofs if proof.server == server), key=lambda proof: proof.finished_at,
                        default=None),
         predicted_rto=predicted_rto, objectives=objectives or Objectives(),
-        warnings=tuple(_warnings(together, found, reaches, troubles or {}, warnings)), tables_only=tables_only,
+        warnings=(*_future(usable, now), *_warnings(together, found, reaches, troubles or {}, warnings)),
+        tables_only=tables_only,
         first_due=first_due)
+
+
+def _future(backups: Iterable[BackupRecord], now: datetime) -> Iterator[str]:
+    """Of backups that ended later than ``now``."""
+    for backup in backups:
+        if backup.finished_at > now:
+            yield (f"{backup.id} ended at {format_time(backup.finished_at)}, which this clock has not reached: a clock "
+                   "was wrong or is, so it does not count for what would be lost")
 
 
 def _warnings(histories: Histories, found: Sequence[Window], reaches: Sequence[Reach], troubles: Mapping[str, str],
@@ -212,7 +222,14 @@ def _meets(spans: Sequence[tuple[datetime, datetime]], window: Window) -> bool:
     return index >= 0 and spans[index][1] >= window.begin
 
 
+def _counted(found: Sequence[Window], now: datetime) -> Sequence[Window]:
+    """Those that tell what would be lost: what begins later than ``now`` was dated by a clock that was wrong, or is,
+    and counts only where there is nothing else."""
+    return [window for window in found if window.begin <= now] or found
+
+
 def _reach(name: str, alone: Sequence[Window], together: Sequence[Window], now: datetime, trouble: str) -> Reach:
+    alone, together = _counted(alone, now), _counted(together, now)
     if not alone or not together:
         return Reach(name, None, None, None, trouble)
     last = alone[-1]

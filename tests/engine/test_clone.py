@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine import commitlock
+from backupd.engine import clone, commitlock
 from backupd.engine.client import Connection
 from backupd.engine.clone import BACKUP_TYPE, Clone
 from backupd.engine.ingest import ingest
@@ -20,7 +20,14 @@ from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, Hole
 from backupd.engine.toolset import find_tool
 from backupd.engine.witness import LockWindowWitness, same_moment
-from backupd.model.errors import BackupdError, CancelledError, RefusedError, ServerError, ToolError
+from backupd.model.errors import (
+    BackupdError,
+    CancelledError,
+    RefusedError,
+    ServerError,
+    TablesChangedError,
+    ToolError,
+)
 from backupd.model.server import Receipts
 from backupd.process.folders import remove_dead
 from tests.engine.stream import Extraction, Folder
@@ -296,6 +303,30 @@ def test_files_of_another_moment_are_noticed_before_a_server_is_started(
             the_tool().verify_prepared(base, taken[1], ())
     finally:
         shutil.rmtree(base)
+
+
+def test_a_clone_that_could_not_follow_a_rename_is_taken_again() -> None:
+    """As MySQL 9.7.4 says it, at a moment that nobody can choose: see tests/e2e/test_ddl_soak.py."""
+    told = ServerError("the server refused a statement", detail="Error on rename of '/spool/data/shop/moved.ibd' to "
+                       "'/spool/data/other/moved.ibd.#clone_ddl' (errno: 2 - No such file or directory) (error 1025)")
+    assert isinstance(clone._clone_error(told, Path("/spool/data"), 0), TablesChangedError)
+    assert isinstance(clone._clone_error(ServerError("no"), Path("/spool/data"), 0), ToolError)
+
+
+def test_the_room_for_a_clone_is_told_though_a_schema_is_dropped_meanwhile(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kept", "dropped"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "t.ibd").write_bytes(b"x" * 4096)
+    walk = os.walk
+
+    def dropping(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for found in walk(top):
+            yield found
+            shutil.rmtree(tmp_path / "data" / "dropped", ignore_errors=True)
+
+    monkeypatch.setattr(os, "walk", dropping)
+    assert clone._refuse_no_room(tmp_path / "data", tmp_path) == 4096
 
 
 def test_increments_of_a_clone_are_refused(tmp_path: Path) -> None:

@@ -93,6 +93,18 @@ def test_before_the_first_backup_is_due_no_promise_is_broken(capsys: pytest.Capt
     assert timeline("shop", (), (), (), now=NOW, objectives=promised).rpo_kept is False, "it was due"
 
 
+def test_a_backup_of_the_future_does_not_hide_for_how_long_nothing_was_backed_up() -> None:
+    """As it is there after the clock was ahead for a while."""
+    wrong = backup(20, 8)
+    found = timeline("shop", (*BACKUPS[:1], wrong), (), (), now=NOW, objectives=Objectives(timedelta(hours=9)))
+    assert (found.latest, found.rpo, found.rpo_kept) == (at(2), timedelta(hours=10), False)
+    assert [(reach.latest, reach.rpo) for reach in found.destinations if reach.name == "local"] == [
+        (at(2), timedelta(hours=10))]
+    assert "which this clock has not reached" in found.warnings[0]
+    alone = timeline("shop", (wrong,), (), (), now=NOW, objectives=Objectives(timedelta(hours=9)))
+    assert (alone.latest, alone.rpo) == (wrong.finished_at, timedelta(0)), "the clock may be behind now"
+
+
 def test_a_missing_segment_splits_the_window_and_the_gap_names_both_places() -> None:
     torn = (run("local", 1, 5, 5), run("local", 7, 12, 11.9, ending=Ending.OPEN))
     document = made(*torn).as_json()
