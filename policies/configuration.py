@@ -171,8 +171,9 @@ class Encryption(Section):
         description="How hard zstd tries before a file is encrypted. 1 takes less than half the processor time of 3, "
                     "on a host whose database needs it more, for a few percent of room.", examples=[3])
     signing_key: Fingerprint | None = Field(
-        None, description="The fingerprint of the key that signs what a policy wants `signed`. Its secret half has to "
-                          "be in gnupg_home; it should open no backup.",
+        None, description="The fingerprint of the key that signs what is stored for every policy that does not say "
+                          "`signed: false`. Its secret half has to be in gnupg_home; it should open no backup. "
+                          "`backupd keys make-signing` makes one.",
         examples=["0123456789ABCDEF0123456789ABCDEF01234567"])
     signing_passphrase_file: LocalPath | None = Field(
         None, description="A file whose first line is the passphrase of that key.",

@@ -351,10 +351,11 @@ class Policy(Section):
     verify: Verify | None = Field(None, description="How stored objects are read again.")
     protection: Protection = Field(default_factory=lambda: Protection.model_validate({}),
                                    description="What counts as protected.")
-    signed: bool = Field(
-        False, examples=[True],
+    signed: bool | None = Field(
+        None, examples=[True],
         description="Manifests of backups and of binary logs, proofs, and copies of catalog and configuration are "
-                    "signed with encryption.signing_key, and none that is unsigned or altered is believed.")
+                    "signed with encryption.signing_key, and none that is unsigned or altered is believed. Where the "
+                    "policy does not say it: yes, as soon as a signing_key is named.")
     timing: Timing = Field(default_factory=lambda: Timing.model_validate({}),
                            description="What holds for all schedules.")
     retry: Retry = Field(default_factory=lambda: Retry.model_validate({}), description="What happens after a failure.")

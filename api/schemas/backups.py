@@ -87,13 +87,14 @@ class BackupDetail(Backup):
 
     model_config = example({**_BACKUP, "objects": 431, "codec": "zstd",
                             "recipients": ["6D2A9C1E4B7F00112233445566778899AABBCCDD"],
-                            "bound": True})
+                            "bound": True, "runbook_sha256": "9f" * 32})
 
     objects: int = Field(description="Stored objects that it consists of.")
     recipients: list[str] = Field(description="Fingerprints of the keys that open it.")
     codec: str
     bound: bool = Field(description="What it tells in the clear (server, kind, times, sizes) is compared with what was "
                                     "sealed. False in backups of format 1: nothing in them shows that it was changed.")
+    runbook_sha256: str = Field(description="Of RUNBOOK.md beside it: what is followed by hand is compared with it.")
 
 
 class BackupsQuery(Dated):

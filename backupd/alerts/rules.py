@@ -118,6 +118,8 @@ RULES: Mapping[str, Rule] = {
     **_pair("foreign-backups", "foreign-backups-gone", "another server's backups lie under its name"),
     **_pair("backups-foreign", "backups-native", "backups are there that nobody here took"),
     **_pair("tampered", "tampered-mended", "{subject} holds other documents than were stored"),
+    **_pair("rolled-back", "rolled-back-over", "{subject} was possibly rolled back"),
+    "signing-key-rotated": _tells("another key signs what is stored"),
     **_pair("server-changed", "server-known", "another server answers under its name"),
     "server-failover": _tells("another server took over"),
     "rot-found": Rule(Act.OPENS, "rot-found", "damaged files at {subject}", covered=True),

@@ -17,7 +17,7 @@ from typing import Any
 
 from backupd.app.configcopy import configuration_tar
 from backupd.app.copycheck import HERE, Rotten, Turn, of_server, tell
-from backupd.app.copynote import CopyNote
+from backupd.app.copynote import COPY_NOTE, CopyNote
 from backupd.app.heads import renew_or_tell
 from backupd.app.incidents import Incidents, Pair
 from backupd.app.logs import say
@@ -60,7 +60,6 @@ SECOND = timedelta(days=1)
 """So long after the first copy of the configuration a second one is put beside it, though nothing has changed."""
 COPIES = Pair("copies-failed", "copies-stored")
 _FOLDER = "copies-"
-_NOTE = "copies.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +163,7 @@ class _Writer:
         _keys, self._recipients = wiring.recipients()
         encryption = wiring.settings.encryption
         self._sealer = Sealer(self._recipients, encryption.gnupg_home, level=encryption.compression_level)
-        self._note = CopyNote(wiring.settings.spool / _NOTE)
+        self._note = CopyNote(wiring.settings.spool / COPY_NOTE)
         self._made: dict[str, tuple[Path, str]] = {}
 
     def write(self, destination: Destination, *, put: bool) -> Copied:
@@ -336,7 +335,7 @@ def _text_problem(wiring: Wiring, destination: Destination, note: CopyNote, reci
 def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
     """Of ``fsck``: what is wrong with the two documents at the top of a destination, by key. Changes nothing. Raises
     DestinationError."""
-    note = CopyNote(wiring.settings.spool / _NOTE)
+    note = CopyNote(wiring.settings.spool / COPY_NOTE)
     found = {}
     try:
         found[layout.REPOSITORY] = marker_problem(get_bytes(destination, layout.REPOSITORY),
@@ -358,7 +357,7 @@ def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
 
 def mend_marker(wiring: Wiring, destination: Destination) -> bool:
     """Put the marker back as it was seen; was it known? Raises DestinationError."""
-    noted = CopyNote(wiring.settings.spool / _NOTE).marker(destination.name)
+    noted = CopyNote(wiring.settings.spool / COPY_NOTE).marker(destination.name)
     if noted is not None:
         put_bytes(destination, layout.REPOSITORY, noted)
     return noted is not None
@@ -366,7 +365,7 @@ def mend_marker(wiring: Wiring, destination: Destination) -> bool:
 
 def noted_marker(wiring: Wiring, name: str) -> str:
     """What ``repository.json`` of a destination holds, in one line; "" where that is not known."""
-    noted = CopyNote(wiring.settings.spool / _NOTE).marker(name)
+    noted = CopyNote(wiring.settings.spool / COPY_NOTE).marker(name)
     return " ".join(noted.decode().split()) if noted is not None else ""
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from backupd.process.durable import write_whole
 from storage import layout
 
+COPY_NOTE = "copies.json"
+"""Its name in the spool."""
+
 
 class CopyNote:
     """Digests in the spool: by destination and folder of the content of what was put last, and by destination and key

@@ -6,48 +6,71 @@ other, against the counter in the last report mail, and against the time at whic
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from backupd.app.guard import Guard
+from backupd.app.incidents import Incidents, Pair
 from backupd.app.logs import say
+from backupd.app.stored import detail
 from backupd.app.trust import wanting
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupState
 from backupd.model.clock import format_time, parse_time
-from backupd.model.errors import BackupdError, BusyError, RefusedError
+from backupd.model.errors import (
+    BackupdError,
+    BusyError,
+    DamagedError,
+    DestinationError,
+    ObjectMissingError,
+    RefusedError,
+)
+from backupd.model.event import Event, Severity
+from backupd.model.manifest import Header
 from backupd.model.units import format_duration
 from backupd.process.durable import write_whole
 from backupd.transfer import head as heads
-from backupd.transfer.head import Head
+from backupd.transfer.head import Head, Retired
+from backupd.transfer.inventory import backup_ids, read
+from backupd.transfer.remove import marks
+from backupd.transfer.signed import SignedDestination
+from storage import layout
 from storage.destination import Destination
 
 EVERY = timedelta(minutes=15)
 AT_MOST_EVERY = timedelta(minutes=1)
 GRACE = timedelta(minutes=5)
 """How much older than ``EVERY`` a head may be before the place counts as turned back."""
+ROLLED_BACK = Pair("rolled-back", "rolled-back-over")
 _NOTE = "heads.json"
+_WAIT = 60.0
+_NAMED = 5
 _LOOKS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The head that was put last."""
+    """The head that was put last. ``places``: the counter of the last one that each destination took; ``runbook``: id
+    of the newest backup and the SHA-256 of its runbook, "" where that could not be read."""
 
     counter: int
     at: datetime
     digest: str
+    places: Mapping[str, int] = field(default_factory=dict)
+    runbook: str = ""
 
 
-def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY) -> int:
-    """Put a new head of each server whose policy says `signed` and whose last one is older than ``every``; gives how
-    many. A destination that fails keeps nobody from the others, and is told. Raises CatalogError, BusyError,
+def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY, former: str = "") -> int:
+    """Put a new head of each server whose policy is `signed` and whose last one is older than ``every``; gives how
+    many. ``former``: a key that signed up to the head before, and counts for nothing now. A destination that fails
+    keeps nobody from the others, and is told; one that was turned back is an incident. Raises CatalogError, BusyError,
     RefusedError for the spool."""
     now = wiring.clock()
     due = [name for name in sorted(wanting(wiring.settings))
@@ -58,8 +81,34 @@ def renew(wiring: Wiring, *, every: timedelta = AT_MOST_EVERY) -> int:
         usable = {one.name: one for one in wiring.usable_destinations()}
         for name in due:
             server = wiring.settings.server(name)
-            _renew(wiring, name, [usable[place] for place in server.preferred if place in usable], now)
+            _renew(wiring, name, [usable[place] for place in server.preferred if place in usable], now, former)
     return len(due)
+
+
+def retire(wiring: Wiring, former: str) -> dict[str, Retired]:
+    """Say in a new head of each server that ``former`` signed up to the one before; gives what the heads say now. That
+    it was said before stands."""
+    renew(wiring, every=timedelta(), former=former)
+    found = {}
+    for server in sorted(wanting(wiring.settings)):
+        told = [one for place in wiring.usable_destinations() if (head := _there(place, server)[0]) is not None
+                for one in head.retired if one.key == former]
+        if told:
+            found[server] = max(told, key=lambda one: one.counter)
+    return found
+
+
+def countersign(wiring: Wiring, place: SignedDestination) -> None:
+    """Put the signature of the key that signs now beside that of the heads which were put last."""
+    with wiring.locked("heads", "another process is just renewing the heads", wait=_WAIT):
+        for server, last in noted(wiring).items():
+            key = layout.head_key(server)
+            try:
+                document = place.as_it_lies(key)
+                if hashlib.sha256(document).hexdigest() == last.digest and place.doubt(key, document):
+                    place.sign(key, document, beside=place.signature(key))
+            except ObjectMissingError:
+                continue  # the next renewal puts one
 
 
 def renew_or_tell(wiring: Wiring) -> None:
@@ -72,38 +121,94 @@ def renew_or_tell(wiring: Wiring) -> None:
         say("head-not-renewed", str(error), level=logging.WARNING)
 
 
-def _renew(wiring: Wiring, server: str, places: list[Destination], now: datetime) -> None:
+def _renew(wiring: Wiring, server: str, places: list[Destination], now: datetime, former: str) -> None:
     before = noted(wiring).get(server)
     records = [record for record in wiring.catalog.backups.list(server) if record.state is BackupState.COMPLETE]
     audit = next(iter(wiring.catalog.audit.list(limit=1)), None)
-    there = [found for place in places if (found := _there(place, server)) is not None]
+    there = [found for place in places if (found := _compared(wiring, place, server, before)[0]) is not None]
     counter = max([before.counter if before else 0, *(one.counter for one in there)]) + 1
+    retired = max(there, key=lambda head: head.counter).retired if there else ()
+    if former and former not in {one.key for one in retired}:
+        retired = (*retired, Retired(former, counter - 1, now))
     made = Head(server, counter, now, before.digest if before else "",
                 max((record.id for record in records), default=""), len(records),
-                audit.number if audit else 0, audit.digest if audit else "")
+                audit.number if audit else 0, audit.digest if audit else "", retired)
+    took = dict(before.places) if before else {}
     for place in places:
         try:
             heads.put(place, made)
+            took[place.name] = counter
         except BackupdError as error:
             say("head-not-renewed", f"the head of {server} cannot be put to {place.name}: {error.message}",
                 level=logging.WARNING, server=server)
-    _note(wiring, server, Noted(counter, now, heads.digest(made)))
+    runbook = before.runbook if before and made.newest and before.runbook.startswith(made.newest) else _runbook(
+        wiring, made)
+    _note(wiring, server, Noted(counter, now, heads.digest(made), took, runbook))
 
 
-def _there(place: Destination, server: str) -> Head | None:
+def _runbook(wiring: Wiring, head: Head) -> str:
     try:
-        return heads.read(place, server)
-    except BackupdError as error:
-        say("head-unread", f"the head of {server} at {place.name} is replaced: {error.detail or error.message}",
+        return f"{head.newest}, SHA-256 {detail(wiring, head.newest).runbook_sha256}" if head.newest else ""
+    except BackupdError:
+        return ""  # whoever reads the backup tells why it cannot be read
+
+
+def _there(place: Destination, server: str) -> tuple[Head | None, str]:
+    """The head that is there, and why none is believed, "" for one that is not there. Raises DestinationError."""
+    try:
+        return heads.read(place, server), ""
+    except DamagedError as error:
+        return None, " ".join((error.detail or error.message).split())
+
+
+def is_turned_back(wiring: Wiring, place: Destination, server: str) -> bool:
+    """Does it hold an older head of ``server`` than it took from here, or none? Then that is an incident. Raises
+    CatalogError, DestinationError."""
+    return server in wanting(wiring.settings) and _compared(wiring, place, server, noted(wiring).get(server))[1]
+
+
+def _compared(wiring: Wiring, place: Destination, server: str, before: Noted | None) -> tuple[Head | None, bool]:
+    """The head that is believed there, and whether the place was turned back."""
+    try:
+        found, why = _there(place, server)
+    except DestinationError as error:
+        say("head-unread", f"the head of {server} at {place.name} cannot be read: {error.message}",
             level=logging.WARNING, server=server)
-        return None
+        return None, False
+    if why:
+        say("head-unread", f"the head of {server} at {place.name} is not believed: {why}", level=logging.WARNING,
+            server=server)
+    took = before.places.get(place.name) if before else None
+    if before is None or took is None or (found is not None and found.counter >= took):
+        return found, False
+    now = wiring.clock()
+    told = (f"it holds the one with counter {found.counter}, of {format_time(found.at)}, with {found.newest or 'none'} "
+            "as the newest backup" if found is not None else why or "it holds none")
+    Incidents(wiring.catalog).broken(ROLLED_BACK, Event(
+        now, ROLLED_BACK.broken, Severity.ERROR, server=server, subject=place.name,
+        message=f"{place.name} was possibly rolled back: of {server} it took the head with counter {took}, and {told}",
+        detail=f"noted here: counter {before.counter}, of {format_time(before.at)}",
+        hint=f"find out who writes there. `backupd verify {server}` names what is missing, and `backupd replicate "
+             f"{server} --to {place.name}` copies it again where another destination has it. This ends when a "
+             "verification finds all of it"))
+    return found, True
+
+
+def settle(wiring: Wiring, place: Destination, server: str) -> None:
+    """Everything of ``server`` that the catalog expects there is there."""
+    if not is_turned_back(wiring, place, server):
+        Incidents(wiring.catalog).mended(ROLLED_BACK, Event(
+            wiring.clock(), ROLLED_BACK.mended, Severity.INFO, f"{place.name} holds all that it should of {server}, "
+            "and its newest head", server=server, subject=place.name))
 
 
 def noted(wiring: Wiring) -> Mapping[str, Noted]:
     """The last head of each server, by the spool. What cannot be read there is made anew from the destinations."""
     try:
         found = json.loads(_file(wiring).read_text(encoding="utf-8"))
-        return {name: Noted(int(one["counter"]), parse_time(one["at"]), str(one["digest"]))
+        return {name: Noted(int(one["counter"]), parse_time(one["at"]), str(one["digest"]),
+                            {place: int(counter) for place, counter in one.get("places", {}).items()},
+                            str(one.get("runbook", "")))
                 for name, one in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -113,7 +218,8 @@ def _note(wiring: Wiring, server: str, last: Noted) -> None:
     every = {**noted(wiring), server: last}
     try:
         write_whole(_file(wiring), json.dumps({
-            name: {"counter": one.counter, "at": format_time(one.at), "digest": one.digest}
+            name: {"counter": one.counter, "at": format_time(one.at), "digest": one.digest,
+                   "places": dict(one.places), "runbook": one.runbook}
             for name, one in every.items()}, sort_keys=True).encode())
     except OSError as error:
         raise RefusedError(f"the note {_file(wiring)} of the heads cannot be written: {error.strerror}",
@@ -153,14 +259,26 @@ def compare(wiring: Wiring, *, failed_at: datetime | None = None, counters: Mapp
                 continue
             if head is None:
                 lines.append(f"{place.name} holds no head of {server}")
+                if _had_heads(place, server):
+                    suspicions.append(f"{place.name} was possibly rolled back: it holds backups of {server}, and "
+                                      "somebody took away the head that was put with them")
                 continue
             found[place.name] = head
             lines.append(f"head of {server} at {place.name}: counter {head.counter}, of {format_time(head.at)}, "
                          f"{format_duration(max((now - head.at).total_seconds(), 0.0))} ago; {head.backups} backups, "
-                         f"the newest {head.newest or 'none'}")
+                         f"the newest {head.newest or 'none'}"
+                         + "".join(f"; {one.key} signed until counter {one.counter}, {format_time(one.at)}"
+                                   for one in head.retired))
         if found:
             suspicions += _suspicions(server, found, failed_at, (counters or {}).get(server))
     return Comparison(tuple(lines), tuple(suspicions))
+
+
+def _had_heads(place: Destination, server: str) -> bool:
+    """Is its newest backup of the time since when heads are put?"""
+    newest = next(reversed(backup_ids(place, server)), None)
+    found = read(place, *newest) if newest is not None else None
+    return found is not None and isinstance(found.header, Header) and found.header.is_bound
 
 
 def _suspicions(server: str, found: Mapping[str, Head], failed_at: datetime | None, told: int | None) -> list[str]:
@@ -176,6 +294,26 @@ def _suspicions(server: str, found: Mapping[str, Head], failed_at: datetime | No
         said.append(f"the store was possibly rolled back to {format_time(best.at)}: the newest head of {server} is of "
                     f"then, and until {format_time(failed_at)} one was due every {EVERY.seconds // 60} minutes")
     return said
+
+
+def lists_compared(wiring: Wiring) -> tuple[str, ...]:
+    """What each destination that answers has more of than another one, in words: of each server the backups that are
+    not marked deleted there. Not each has to hold all: policies and retention say which."""
+    there = {place.name: _listed(place) for place in wiring.usable_destinations()}
+    return tuple(
+        f"{one} holds {len(more)} backup{'s' if len(more) > 1 else ''} of {server} that {other} does not: "
+        f"{', '.join(sorted(more, reverse=True)[:_NAMED])}{', ...' if len(more) > _NAMED else ''}"
+        for one, found in sorted(there.items()) for other in sorted(there) if other != one
+        for server in sorted(found) if (more := found[server] - there[other].get(server, set())))
+
+
+def _listed(place: Destination) -> dict[str, set[str]]:
+    dying = marks(place)
+    found: dict[str, set[str]] = {}
+    for server, backup_id in backup_ids(place):
+        if (server, backup_id) not in dying:
+            found.setdefault(server, set()).add(backup_id)
+    return found
 
 
 class HeadWatch:

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from backupd.app.bootstrap import own_copies
+from backupd.app.tampering import told_tampered
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import Catalog, open_catalog
 from backupd.model.backup import BackupRecord, BackupState
@@ -28,10 +29,12 @@ from backupd.model.errors import (
     NotFoundError,
     ObjectMissingError,
     RefusedError,
+    TamperedError,
 )
 from backupd.model.ids import new_id
 from backupd.process.folders import locked_folder, remove_dead
 from backupd.recovery.runs import first_of, last_of
+from backupd.transfer.signed import SignedDestination
 from storage import layout
 from storage.destination import Destination
 
@@ -96,13 +99,15 @@ def _opened(wiring: Wiring, destination: Destination, key: str, file: Path) -> I
 class Succession:
     """What the copies of lost catalogs know, taken into the catalog, one after the other, newest first: what was said
     before by a newer one counts. ``name``: the destination, ``there``: what has a manifest there. ``missing``: of which
-    backups one says that they are whole there, and no manifest is, and in words."""
+    backups one says that they are whole there, and no manifest is, and in words; ``altered``: of which the manifest is
+    another one than it knows."""
 
     def __init__(self, wiring: Wiring, name: str, there: Collection[str]) -> None:
         self._wiring, self._name, self._there = wiring, name, there
         self._told: set[str] = set()
         self._complete = False
         self.missing: dict[str, str] = {}
+        self.altered: dict[str, str] = {}
 
     def take(self, moment: datetime, older: Catalog) -> int:
         """How many rows of history came of it."""
@@ -110,6 +115,7 @@ class Succession:
             if record.id not in self._told:
                 self._told.add(record.id)
                 _amend(self._wiring, record, self._name)
+                self._compare(moment, record)
                 if not self._complete and record.id not in self._there and _was_whole(record, self._name):
                     self.missing[record.id] = (
                         f"{self._name}: backup {record.id} of {record.server} is missing: the copy of the catalog of "
@@ -119,6 +125,29 @@ class Succession:
         for server in older.binlogs.servers():
             _logs(self._wiring, older, server, self._name)
         return self._wiring.catalog.take_history(older)
+
+
+    def _compare(self, moment: datetime, older: BackupRecord) -> None:
+        """The manifest's digest that its run wrote down with what was found. Where the copy is signed, it is what
+        counts from now on: of another destination that which it knows is believed."""
+        backups = self._wiring.catalog.backups
+        try:
+            record = backups.get(older.id)
+        except NotFoundError:
+            return  # not there, or not taken in
+        if not older.manifest or record.manifest:
+            return
+        if isinstance(self._wiring.destination(self._name), SignedDestination):
+            backups.add(replace(record, manifest=older.manifest), replace=True)
+        if older.manifest != record.found:
+            key = layout.manifest_key(record.server, record.id)
+            why = (f"its SHA-256 is {record.found}, and the copy of the catalog of {format_time(moment)} knows it as "
+                   f"{older.manifest}")
+            error = TamperedError(
+                f"{self._name}: {key} is not what was stored", [f"{self._name}: {key}: {why}"],
+                hint="another destination may have the true one: backupd catalog rebuild --into-existing --from NAME")
+            told_tampered(self._wiring.catalog, self._wiring.clock, self._name, record.server, record.id, error)
+            self.altered[record.id] = error.detail
 
 
 def _was_whole(record: BackupRecord, name: str) -> bool:

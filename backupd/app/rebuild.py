@@ -62,7 +62,8 @@ class Rebuilt:
     not what was stored, in words. ``bound``, ``unbound``: of how many backups what they tell in the clear was compared
     with what was sealed, and of how many (format 1) nothing shows whether it was changed; of those that are ``closed``
     nobody knows. ``foreign``: ids of those that were not adopted. ``heads``: what the head
-    of each server says at each destination; why one may have been turned back is a problem.
+    of each server says at each destination; why one may have been turned back is a problem. ``elsewhere``: which
+    backups one destination has and another one does not.
     """
 
     destination: str
@@ -81,6 +82,7 @@ class Rebuilt:
     unbound: int = 0
     foreign: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -89,7 +91,7 @@ class Rebuilt:
             "witnesses": self.witnesses, "holds": self.holds,
             "catalog_of": [format_time(moment) for moment in self.catalog_of], "history": self.history,
             "problems": list(self.problems), "bound": self.bound, "unbound": self.unbound,
-            "foreign": list(self.foreign), "heads": list(self.heads)}
+            "foreign": list(self.foreign), "heads": list(self.heads), "elsewhere": list(self.elsewhere)}
 
 
 def rebuild(wiring: Wiring, name: str, report: Report, *, merge: bool = False, adopt: bool = False) -> Rebuilt:
@@ -149,7 +151,8 @@ class _Rebuild:
                 moments.append(moment)
         for server in {*wiring.catalog.backups.servers(), *wiring.catalog.binlogs.servers()}:
             recall(wiring, server)  # after the copies of the catalog, which know more of it than backups do
-        taken.problems += [*succession.missing.values(), *self._headless(succession.missing)]
+        taken.problems += [*succession.missing.values(), *succession.altered.values(),
+                           *self._headless(succession.missing)]
         wiring.catalog.events.add(Event(
             wiring.clock(), REBUILT, Severity.WARNING,
             f"the catalog was rebuilt from destination {destination.name}: {taken.backups} backups, {logs} binary logs",

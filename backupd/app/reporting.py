@@ -54,6 +54,8 @@ def _noted(wiring: Wiring) -> Iterator[tuple[str, str]]:
         yield "audit", f"{newest.number} entries, the newest with digest {newest.digest}"
     for server, head in sorted(noted(wiring).items()):
         yield f"head of {server}", f"counter {head.counter}, of {format_time(head.at)}"
+        if head.runbook:
+            yield f"runbook of {server}", head.runbook
     if signed_servers(wiring.settings):
         try:
             page = recovery_page(wiring.settings)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from backupd.app import heads
 from backupd.app.adopt import soundness
 from backupd.app.coldsample import pending, sample
 from backupd.app.logcheck import verify_logs
@@ -63,6 +64,10 @@ def scrub_server(wiring: Wiring, destination: Destination, server: str, rotation
     complete = begun if rotation.is_whole else read_since({**done, **dict.fromkeys(shares, begun)})
     _record(wiring, destination, headers, found, complete, unseen=set(scrubbed.unseen))
     _release(destination, headers, found, turn)
+    if all(damage.repaired_from for damage in found):
+        heads.settle(wiring, destination, server)
+    else:
+        heads.is_turned_back(wiring, destination, server)
     settle_tampering(wiring.catalog, wiring.clock, destination.name, server, (
         damage.key for damage in found if not damage.repaired_from
         and damage.key.rpartition("/")[2] in (layout.MANIFEST, layout.SEGMENT)))

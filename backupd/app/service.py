@@ -26,6 +26,7 @@ from backupd.model.access import Actor
 from backupd.model.backup import BackupDetail, BackupRecord
 from backupd.model.binlog import ChangeKind
 from backupd.model.challenge import Challenge
+from backupd.model.errors import BackupdError
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
 from backupd.model.identity import Identity
 from backupd.model.incident import Incident, Message, MessageState
@@ -344,9 +345,10 @@ class Service:
         return list_keys(self._wiring)
 
     def recovery_page(self) -> RecoveryPage:
+        from backupd.app.signingkeys import replaced
         from backupd.app.trust import recovery_page
 
-        return recovery_page(self._wiring.settings)
+        return recovery_page(self._wiring.settings, replaced(self._wiring))
 
     def challenge_keys(self, recipient: str | None) -> list[Issued]:
         from backupd.app.keys import challenge
@@ -361,6 +363,15 @@ class Service:
 
         with self._deed("key-answered", subject=challenge_id):
             return answer(self._wiring, challenge_id, phrase, self.actor.name)
+
+    def runbook_digest(self, backup_id: str) -> str:
+        """SHA-256 of the runbook of a backup that was just taken, "" where no copy can be read by now."""
+        from backupd.app.stored import detail
+
+        try:
+            return detail(self._wiring, backup_id).runbook_sha256
+        except BackupdError:
+            return ""
 
     def runbook(self, backup_id: str) -> str:
         """The text beside the backup, from the first copy where it is what was written."""

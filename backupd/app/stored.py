@@ -20,7 +20,8 @@ def detail(wiring: Wiring, backup_id: str) -> BackupDetail:
     """Raises NotFoundError, and the first reason where no copy can be read."""
     (record,) = with_protection(wiring, [wiring.catalog.backups.get(backup_id)])
     return _of_first(wiring, record, lambda _destination, header: BackupDetail(
-        record, len(header.objects), header.recipients, header.codec, header.is_bound))
+        record, len(header.objects), header.recipients, header.codec, header.is_bound,
+        header.runbook.sha256))
 
 
 def runbook(wiring: Wiring, backup_id: str) -> str:

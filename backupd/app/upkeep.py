@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from backupd.app.bootstrap import Copied
     from backupd.app.bringingback import BroughtBack
     from backupd.app.rebuild import Rebuilt
+    from backupd.app.signingkeys import Made, Rotation
     from backupd.app.verification import FsckOutcome
     from backupd.app.vouching import Vouched
 
@@ -35,13 +36,14 @@ class Upkeep:
         """The catalog from what lies at one destination; ``merge``: into one that is not empty; ``adopt``: what that
         did not know counts as ours, too; ``failed_at``, ``counters``: what shows whether the place was turned back
         (see ``heads.compare``)."""
-        from backupd.app.heads import compare
+        from backupd.app.heads import compare, lists_compared
         from backupd.app.rebuild import rebuild
 
         with deed(self._wiring, self._actor, "catalog-rebuilt", subject=destination, detail="merged" if merge else ""):
             seen = compare(self._wiring, failed_at=failed_at, counters=counters)
             done = rebuild(self._wiring, destination, report, merge=merge, adopt=adopt)
-            return replace(done, heads=seen.lines, problems=(*done.problems, *seen.suspicions))
+            return replace(done, heads=seen.lines, problems=(*done.problems, *seen.suspicions),
+                           elsewhere=lists_compared(self._wiring))
 
     def adopt(self, names: Sequence[str]) -> tuple[Adopted, ...]:
         """Foreign backups, or all those of servers: they count as ours from now on."""
@@ -64,6 +66,25 @@ class Upkeep:
         with deed(self._wiring, self._actor, "documents-signed", subject=destination,
                   detail="unproven" if unproven else ""):
             return vouch(self._wiring, destination, unproven=unproven)
+
+    def make_signing(self) -> Made:
+        """A first key that signs; the configuration has to name it."""
+        from backupd.app.signingkeys import make_signing
+
+        with deed(self._wiring, self._actor, "signing-key-made") as told:
+            done = make_signing(self._wiring)
+            told.subject = done.key
+            return done
+
+    def rotate_signing(self, *, to: str | None = None, former: str | None = None, unproven: bool = False) -> Rotation:
+        """Another key that signs, in two steps; see ``signingkeys.rotate_signing``."""
+        from backupd.app.signingkeys import rotate_signing
+
+        with deed(self._wiring, self._actor, "signing-key-rotated", detail="unproven" if unproven else "") as told:
+            done = rotate_signing(self._wiring, to=to, former=former, unproven=unproven)
+            told.subject = done.key
+            told.detail = f"{'in the place of' if done.finished else 'beside'} {done.former}"
+            return done
 
     def look_back(self, destination: str, since: datetime) -> BroughtBack:
         """What was hidden or overwritten there since then and can be brought back."""

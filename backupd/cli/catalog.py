@@ -175,5 +175,7 @@ def _show(screen: Screen, done: Rebuilt) -> None:
         screen.line(f"jobs, events and schedules are those of the copy of {copied:%Y-%m-%d %H:%M:%S} UTC")
     for line in done.heads:
         screen.line(line)
+    for line in done.elsewhere:
+        screen.line(line, style="yellow")
     for problem in done.problems:
         screen.line(problem, style="yellow")

@@ -9,6 +9,7 @@ import typer
 
 from backupd.cli.options import Config, Json, remember
 from backupd.cli.session import session
+from backupd.model.errors import UsageError
 
 app = typer.Typer(
     help="Keys: list them, challenge their holders, take their answers.",
@@ -92,6 +93,66 @@ def page(context: typer.Context, config: Config = None, as_json: Json = False) -
         found = run.service.recovery_page()
         run.screen.document(found.as_json())
         run.screen.text(found.text)
+
+
+@app.command("make-signing")
+def make_signing(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    """Make the key that signs what is stored, and say what to add to the configuration.
+
+    It opens no backup and has no passphrase: the service uses it unattended.
+    """
+    with session(context, config, as_json, opening="looks") as run:
+        made = run.service.upkeep.make_signing()
+        run.screen.done = f"the key {made.key} was made"
+        run.screen.document(made.as_json())
+        run.screen.line(f"the key {made.key} was made in {made.home}. Now:")
+        for step in made.steps:
+            run.screen.line(f"- {step}")
+
+
+@app.command("rotate-signing")
+def rotate_signing(
+    context: typer.Context,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="FINGERPRINT", show_default=False,
+                                 help="Take this key, which is in the keyring, instead of making one.")
+    ] = None,
+    former: Annotated[
+        str | None, typer.Option("--from", metavar="FINGERPRINT", show_default=False,
+                                 help="The configuration names the new key: the former one counts for nothing now.")
+    ] = None,
+    unproven: Annotated[
+        bool, typer.Option("--unproven", help="Also backups that the catalog knows from a destination only: you know "
+                                              "that the former key was not stolen before they were taken in.")
+    ] = False,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Put another signing key into the place of one that was stolen or lost.
+
+    Twice: first it makes the new key and signs everything with it, too; then, when the configuration names it, with
+    --from. Neither needs the former key.
+    """
+    with session(context, config, as_json) as run:
+        if to is not None and former is not None:
+            raise UsageError("--to and --from cannot be given together",
+                             hint="--to belongs to the first step, --from to the second")
+        done = run.service.upkeep.rotate_signing(to=to, former=former, unproven=unproven)
+        run.screen.document(done.as_json())
+        for name, place in done.places.items():
+            run.screen.line(f"{name}: {place.signed} documents were signed with {done.key}")
+            for text in place.left:
+                run.screen.line(f"not signed: {text}", style="yellow")
+        for name, why in done.silent.items():
+            run.screen.line(f"{name}: {why}; nothing more was signed there", style="yellow")
+        for server, one in done.retired.items():
+            run.screen.line(f"{server}: {one.key} counted up to the head with counter {one.counter}, "
+                            f"{one.at:%Y-%m-%d %H:%M:%S} UTC")
+        run.screen.line("Now:" if done.ok else "Not all of it is signed. Now:", style="" if done.ok else "yellow")
+        for step in done.steps:
+            run.screen.line(f"- {step}")
+        if not done.ok:
+            raise typer.Exit(1)
 
 
 @app.command()

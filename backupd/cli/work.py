@@ -68,10 +68,12 @@ def backup(
             record = run.service.foreground.backup(server, kind.as_kind(), report, table_set=table_set,
                                                    tables=tables or ())
         run.screen.done = f"the backup {record.id} was taken"
-        run.screen.document(record.as_json())
+        runbook = run.service.runbook_digest(record.id)
+        run.screen.document({**record.as_json(), "runbook_sha256": runbook})
         from backupd.cli.render import show_backup
 
         show_backup(run.screen, record)
+        run.screen.facts((("runbook", f"SHA-256 {runbook}" if runbook else ""),))
         if record.tables_missing or record.apart:
             raise typer.Exit(1)
 

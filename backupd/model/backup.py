@@ -118,15 +118,16 @@ class BackupRecord:
 
 @dataclass(frozen=True, slots=True)
 class BackupDetail:
-    """A backup's record with what its manifest adds: how many objects, for which keys, and whether what it tells in the
-    clear is bound to what is sealed."""
+    """A backup's record with what its manifest adds: how many objects, for which keys, whether what it tells in the
+    clear is bound to what is sealed, and the SHA-256 of its runbook."""
 
     record: BackupRecord
     objects: int
     recipients: Sequence[str]
     codec: str
     bound: bool = True
+    runbook_sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {**self.record.as_json(), "objects": self.objects, "recipients": list(self.recipients),
-                "codec": self.codec, "bound": self.bound}
+                "codec": self.codec, "bound": self.bound, "runbook_sha256": self.runbook_sha256}

@@ -24,9 +24,22 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
+class Retired:
+    """A key that signed up to the head with ``counter``, until ``at``: what only it has signed counts for nothing."""
+
+    key: str
+    counter: int
+    at: datetime
+
+    def as_json(self) -> dict[str, Any]:
+        return {"key": self.key, "counter": self.counter, "at": format_time(self.at)}
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """``before``: SHA-256 of the head before it, "" of the first; ``newest``: the id of the newest backup, "" where
-    there is none, and ``backups`` how many there are; ``audit_entries``, ``audit_digest``: of the catalog's audit."""
+    there is none, and ``backups`` how many there are; ``audit_entries``, ``audit_digest``: of the catalog's audit;
+    ``retired``: keys that signed before."""
 
     server: str
     counter: int
@@ -36,13 +49,17 @@ class Head:
     backups: int = 0
     audit_entries: int = 0
     audit_digest: str = ""
+    retired: tuple[Retired, ...] = ()
 
 
 def encode(head: Head) -> bytes:
-    return json.dumps({
+    document: dict[str, Any] = {
         "format": FORMAT, "server": head.server, "counter": head.counter, "at": format_time(head.at),
         "before": head.before, "newest": head.newest, "backups": head.backups,
-        "audit": {"entries": head.audit_entries, "digest": head.audit_digest}}, sort_keys=True).encode()
+        "audit": {"entries": head.audit_entries, "digest": head.audit_digest}}
+    if head.retired:
+        document["retired"] = [one.as_json() for one in head.retired]
+    return json.dumps(document, sort_keys=True).encode()
 
 
 def decode(raw: bytes, server: str) -> Head:
@@ -53,7 +70,9 @@ def decode(raw: bytes, server: str) -> Head:
             raise ValueError(f"it is of format {document['format']!r} and of server {document['server']!r}")
         audit = document["audit"]
         return Head(server, int(document["counter"]), parse_time(document["at"]), str(document["before"]),
-                    str(document["newest"]), int(document["backups"]), int(audit["entries"]), str(audit["digest"]))
+                    str(document["newest"]), int(document["backups"]), int(audit["entries"]), str(audit["digest"]),
+                    tuple(Retired(str(one["key"]), int(one["counter"]), parse_time(one["at"]))
+                          for one in document.get("retired", ())))
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(f"the head of {server} cannot be read", [f"{layout.head_key(server)}: {error}"]) from error
 

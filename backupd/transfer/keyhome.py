@@ -15,6 +15,7 @@ import re
 import shutil
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from backupd.model.errors import KeyUnusableError
@@ -42,8 +43,45 @@ def usable_home(home: Path) -> Path:
         raise KeyUnusableError(f"the GnuPG home {home} does not exist",
                                hint="create it and import the keys: gpg --homedir ... --import FILE")
     real = home.resolve()
-    short = real if len(os.fsencode(str(real) + _LONGEST_SOCKET)) <= _SOCKET_LIMIT else _linked(real)
+    short = _short(real)
     return short if _has_agent(short) else _private(real)
+
+
+@contextlib.contextmanager
+def writable_home(home: Path) -> Iterator[Path]:
+    """``home`` itself under a path that is short enough, for a program that puts a key into it: what it makes belongs
+    to the owner of the folder afterwards, and an agent that it has started ends.
+
+    Raises KeyUnusableError where nothing can be written there.
+    """
+    if not home.is_dir() or not os.access(home, os.W_OK):
+        raise KeyUnusableError(f"no key can be made in the GnuPG home {home}: "
+                               + ("it cannot be written to" if home.is_dir() else "there is no such folder"),
+                               hint=f"make it for the user of the service (install -d -m 0700 {home}), and call this "
+                                    "where it can be written to: in a container with the folder mounted writable")
+    real = home.resolve()
+    short = _short(real)
+    had_agent = _has_agent(short)
+    try:
+        yield short
+    finally:
+        if not had_agent:
+            run(Command(("gpgconf", "--homedir", str(short), "--kill", "all")), timeout=30, check=False)
+        if os.geteuid() == 0:
+            _give_to_owner(real)
+
+
+def _give_to_owner(home: Path) -> None:
+    """No link is followed, of which that owner could put one there meanwhile."""
+    owner = home.stat()
+    for _folder, folders, files, descriptor in os.fwalk(home):
+        for name in (*folders, *files):
+            with contextlib.suppress(FileNotFoundError):  # a lock of gpg's
+                os.chown(name, owner.st_uid, owner.st_gid, dir_fd=descriptor, follow_symlinks=False)
+
+
+def _short(real: Path) -> Path:
+    return real if len(os.fsencode(str(real) + _LONGEST_SOCKET)) <= _SOCKET_LIMIT else _linked(real)
 
 
 def _linked(real: Path) -> Path:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import KeyUnusableError, ToolError, ToolMissingError
+from backupd.process.command import Command
 from backupd.transfer.gpg import Status, StatusLine, gpg, through
+from backupd.transfer.keyhome import writable_home
 from backupd.transfer.keyring import is_revoked
 from backupd.transfer.unseal import passphrase_options
 
@@ -50,6 +52,19 @@ def sign(signing: Signing, document: bytes) -> bytes:
         if not any(line.keyword == "SIG_CREATED" for line in status.lines()):
             raise ToolError("gpg ended well but does not say that it has signed")
     return made
+
+
+def make_key(home: Path, user_id: str) -> str:
+    """A new key that only signs, without a passphrase and without an end; its fingerprint. Raises KeyUnusableError,
+    ToolError."""
+    with Status() as status, writable_home(home) as place:
+        through(Command(("gpg", "--batch", "--no-tty", "--no-options", "--homedir", str(place), "--status-fd",
+                         str(status.descriptor), "--pinentry-mode", "loopback", "--passphrase-fd", "0",
+                         "--quick-generate-key", user_id, "ed25519", "sign", "never")), status, b"\n")
+        made = [line.text.split()[-1] for line in status.lines() if line.keyword == "KEY_CREATED"]
+    if len(made) != 1:
+        raise ToolError("gpg ended well but does not say that it has made a key")
+    return made[0]
 
 
 def problem_of(signing: Signing, document: bytes, signatures: bytes) -> str:

@@ -92,10 +92,14 @@ class SignedDestination(ForwardingDestination):
         Raises ObjectMissingError where nothing lies there any more."""
         return self.problem(key, document) if self._is_signed(key) else ""
 
-    def sign(self, key: str, document: bytes) -> None:
+    def signature(self, key: str) -> bytes | None:
+        """What lies beside ``key``, believed or not."""
+        return self._read(layout.signature_key(key))
+
+    def sign(self, key: str, document: bytes, *, beside: bytes | None = None) -> None:
         """Vouch for ``document`` under ``key``, whoever put it there: for these bytes, which the caller has looked at,
-        whatever lies there by now. Raises KeyUnusableError."""
-        self._inner.put(layout.signature_key(key), io.BytesIO(sign(self._signing, document)))
+        whatever lies there by now. ``beside``: signatures that stay. Raises KeyUnusableError."""
+        self._inner.put(layout.signature_key(key), io.BytesIO(sign(self._signing, document) + (beside or b"")))
 
     def _is_signed(self, key: str) -> bool:
         server = layout.signed_of(key)
