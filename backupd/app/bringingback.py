@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from backupd.app.tampering import CatalogRecords
 from backupd.app.wiring import Wiring
 from backupd.model.errors import UsageError
 from backupd.model.progress import Report
@@ -32,10 +33,11 @@ class BroughtBack:
 
 
 def look(wiring: Wiring, name: str, since: datetime) -> BroughtBack:
-    """What would come back. Changes nothing; asks the catalog nothing."""
+    """What would come back: of what the catalog knows, what is as it knows it. Changes nothing."""
     if since > wiring.clock():
         raise UsageError("--since lies in the future", hint="say from when on what was done there is not believed")
-    return BroughtBack(name, find(wiring.destination(name), since))
+    return BroughtBack(name, find(wiring.destination(name), since,
+                                   CatalogRecords(wiring.catalog, wiring.clock)))
 
 
 def if_deleted(destination: Destination) -> str:

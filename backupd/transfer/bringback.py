@@ -8,6 +8,7 @@ mark of deletion that came later does not stand.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,6 +23,7 @@ from backupd.transfer.erasing import each
 from backupd.transfer.keeping import Backup
 from backupd.transfer.marking import takes_back
 from backupd.transfer.pastversions import Past, Trail
+from backupd.transfer.recorded import Records
 from backupd.transfer.segmentdoc import SegmentHeader, decode_branch, decode_segment
 from storage import layout
 from storage.destination import Destination, Version
@@ -92,15 +94,17 @@ class Found:
                           for (server, backup_id), at in sorted(self.marks.items())]}
 
 
-def find(destination: Destination, since: datetime) -> Found:
-    """What would be brought back. Changes nothing. Raises RefusedError where no versions are kept, ForbiddenError
-    naming the right that is missing, DestinationError."""
-    return _Search(Past(destination, since)).run()
+def find(destination: Destination, since: datetime, records: Records | None = None) -> Found:
+    """What would be brought back. ``records``: what is known of the documents; a version that is another one does not
+    come back. Changes nothing. Raises RefusedError where no versions are kept, ForbiddenError naming the right that is
+    missing, DestinationError."""
+    return _Search(Past(destination, since), records).run()
 
 
 @dataclass
 class _Search:
     past: Past
+    records: Records | None
     returns: list[Return] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
@@ -137,10 +141,20 @@ class _Search:
             if trail.is_hidden and (marked := self._marked(owner)) is not None:
                 self.left[key] = f"it had been marked deleted at {format_time(marked)}"
                 continue
-            version = self._document(MANIFEST, key, lambda raw, owner=owner: _header(raw, owner) is not None,  # type: ignore[misc]  # bound in the loop
+            version = self._document(MANIFEST, key, lambda raw, owner=owner: self._is_manifest(raw, owner),  # type: ignore[misc]  # bound in the loop
                                      written_once=True)
             if version is not None and (header := _header(past.read(version), owner)) is not None:
                 yield header
+
+    def _is_manifest(self, raw: bytes, owner: tuple[str, str]) -> bool:
+        recorded = self.records.manifest(owner[1]) if self.records is not None else ""
+        return _header(raw, owner) is not None and recorded in ("", hashlib.sha256(raw).hexdigest())
+
+    def _is_log(self, raw: bytes, key: str) -> bool:
+        found = _segment(raw, key)
+        if found is None or self.records is None:
+            return found is not None
+        return self.records.segment(found.segment.server, found.segment.key) in ("", found.segment.sha256)
 
     def _marked(self, owner: tuple[str, str]) -> datetime | None:
         """Since when the backup was marked deleted, by the state of its mark at the moment that counts."""
@@ -208,7 +222,7 @@ class _Search:
         """What describes the log: as it is seen, or as it comes back; None where it stays away, or is lost."""
         if trail is None:
             return self.past.leading[key]
-        version = self.past.well_formed(trail, lambda raw: _segment(raw, key) is not None, written_once=True)
+        version = self.past.well_formed(trail, lambda raw: self._is_log(raw, key), written_once=True)
         found = _segment(self.past.read(version), key) if version is not None else None
         if found is not None and oldest is not None and (last := found.segment.last_at) is not None and last < oldest:
             self.left[key] = "no backup is as old as this log, so nobody needs it"

@@ -7,7 +7,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,16 +17,19 @@ import pytest
 
 from backupd.app.bootstrap import own_copies, write_copies
 from backupd.app.rebuild import Rebuilt, rebuild
+from backupd.app.service import Service
 from backupd.app.settings import load_settings
 from backupd.app.timeline import timeline
+from backupd.app.trust import trusting
 from backupd.app.vouching import vouch
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
-from backupd.model.backup import BackupState
+from backupd.model.backup import BackupState, Copy
 from backupd.model.binlog import Gap
 from backupd.model.errors import DestinationError, RefusedError
 from backupd.model.event import Event, Severity
 from backupd.model.hold import Hold, HoldKind
+from backupd.model.manifest import Header, encode_header
 from backupd.model.progress import Progress, silent
 from backupd.model.server import Position
 from backupd.transfer import segments
@@ -35,10 +38,11 @@ from backupd.transfer.manifestio import get_bytes
 from backupd.transfer.remove import mark
 from storage import layout, objects
 from storage.destination import as_tree
+from storage.filesystem import FilesystemDestination
 from storage.memory import MemoryDestination
 from tests.app.logstore import BRANCH, PLACES, SERVER, key_of, store, wired
 from tests.app.signedstore import signing
-from tests.catalog.samples import proof, witness
+from tests.catalog.samples import backup, proof, witness
 from tests.support.coldplace import Cooled
 from tests.support.dice import size
 from tests.support.keys import Keys
@@ -267,6 +271,45 @@ def test_a_backup_that_has_vanished_is_named_and_what_was_deleted_is_not(wiring:
     with lost(wiring, key=False, name="keyless") as new:
         assert any(backup_id(4) in problem and "no manifest" in problem
                    for problem in rebuild(new, "local", silent).problems)
+
+
+def known(wiring: Wiring, number: int, header: Header) -> None:
+    """The row that its run wrote."""
+    wiring.catalog.backups.add(replace(
+        backup(server=SERVER), id=backup_id(number), manifest=hashlib.sha256(encode_header(header)).hexdigest(),
+        copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES)))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_manifest_that_the_lost_catalog_knows_otherwise_is_told_and_not_used(wiring: Wiring, signed: bool) -> None:
+    """The attacker had the signing key for a while, or nothing is signed."""
+    with signing(wiring, opens=True) if signed else nullcontext(wiring) as house:
+        for number in (1, 2):
+            headers = [Stock(house.destination(place), server=SERVER).add(number, {"a": b"a"}) for place in PLACES]
+            known(house, number, headers[0])
+        write_copies(house, now=True)
+        unknowing = Wiring(house.settings, house.catalog, house.clock)
+        unknowing._opened["local"] = trusting(house.settings, FilesystemDestination(
+            "local", house.settings.spool.parent / "local"))
+        Stock(unknowing.destination("local"), server=SERVER).add(2, {"b": b"forged"})
+        with lost(house) as new:
+            done = rebuild(new, "local", silent)
+            (problem,) = [one for one in done.problems if "knows it as" in one]
+            assert backup_id(2) in problem
+            assert {one.id: str(one.state) for one in new.catalog.backups.list()} == {
+                backup_id(1): "complete", backup_id(2): "damaged"}
+            if signed:
+                rebuild(new, "offsite", silent, merge=True)
+                assert {one.id: str(one.state) for one in new.catalog.backups.list()}[backup_id(2)] == "complete"
+                assert [new.catalog.backups.digest(backup_id(2))] == [house.catalog.backups.digest(backup_id(2))]
+
+
+def test_what_one_place_has_more_of_than_another_is_named(wiring: Wiring) -> None:
+    filled(wiring)
+    with lost(wiring) as new:
+        done = Service(new, "").upkeep.rebuild("offsite", silent)
+        assert done.elsewhere == (f"local holds 1 backup of {SERVER} that offsite does not: {backup_id(4)}",)
+        assert done.as_json()["elsewhere"] == list(done.elsewhere)
 
 
 def test_logs_that_came_after_the_last_copy_of_the_catalog_count_although_it_confirms_less(

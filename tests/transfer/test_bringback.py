@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import pytest
 
-from backupd.model.binlog import Branch, BranchReason, Ending, Segment
-from backupd.model.errors import BusyError, ForbiddenError, LockedError, RefusedError
+from backupd.model.binlog import Branch, BranchReason, Ending, Segment, SegmentKey
+from backupd.model.errors import BusyError, ForbiddenError, LockedError, RefusedError, TamperedError
 from backupd.model.manifest import StoredObject
 from backupd.model.progress import silent
 from backupd.transfer import segments
@@ -296,6 +296,54 @@ def test_what_was_forged_in_the_doubted_time_hides_nothing_true() -> None:
     assert find(place, since).is_nothing
 
 
+class Recorded:
+    """What a catalog knows: of the one backup the digest of its manifest, of the one log that of its bytes."""
+
+    def __init__(self, manifest: bytes, log: str) -> None:
+        self._manifest, self._log = hashlib.sha256(manifest).hexdigest(), log
+
+    def manifest(self, backup_id: str) -> str:
+        assert backup_id
+        return self._manifest
+
+    def segment(self, server: str, key: SegmentKey) -> str:
+        assert (server, key.number) == ("shop", 1)
+        return self._log
+
+    def differs(self, destination: str, server: str, backup_id: str, error: TamperedError) -> None:
+        raise AssertionError(f"versions are not what lies there: {destination} {server} {backup_id} {error}")
+
+
+def test_of_well_formed_versions_the_one_that_the_catalog_knows_comes_back() -> None:
+    """Put there long before anybody noticed, so that its time tells nothing."""
+    clock = FakeClock()
+    place = Versions(clock)
+    stock = Stock(place)
+    stock.add(1, {"t": b"one"})
+    key = layout.manifest_key("shop", backup_id(1))
+    true = seen(place, key)
+    segments.put_branch(place, BRANCH)
+    folder = log(place, 1, 0, 500, START)
+    clock.move(hours=1)
+    stock.add(1, {"t": b"forged"})
+    log(place, 1, 0, 500, START, sha256="1" * 64, part=b"forged")
+    clock.move(hours=1)
+    since = clock()
+    place.hide(key)
+    place.hide(folder + layout.SEGMENT)
+    versions = {one.key: one.version.id for one in find(place, since).returns}
+    assert (versions[key], versions[folder + layout.SEGMENT]) == ("1", "1"), "it works where nobody knows better"
+    found = find(place, since, Recorded(true, "0" * 64))
+    bring_back(place, found, clock=clock, report=silent)
+    assert seen(place, key) == true
+    (header,) = segments.headers(place)
+    assert isinstance(header, SegmentHeader)
+    assert header.segment.sha256 == "0" * 64
+    for one in (key, folder + layout.SEGMENT):
+        place.hide(one)
+    assert find(place, since, Recorded(b"another", "2" * 64)).lost.keys() == {key, folder + layout.SEGMENT}
+
+
 def seen(place: Versions, key: str) -> bytes:
     with place.get(key) as stream:
         return stream.read()
@@ -316,14 +364,14 @@ def test_what_no_version_has_is_named(s3_server: S3Server) -> None:
 
 
 def log(place: Destination, number: int, start: int, end: int, last: datetime, ending: Ending = Ending.ROTATED, *,
-        part: bytes = b"") -> str:
+        part: bytes = b"", sha256: str = "0" * 64) -> str:
     """A segment, unsealed as everything here; its folder."""
     part = part or b"%d %d" % (number, start)
     item = StoredObject(layout.part_name(0, piece=end < 900), len(part), hashlib.sha256(part).hexdigest())
     segment = Segment(
         server="shop", branch=BRANCH.id, file=f"binlog.{number:06d}", number=number, start=start, end=end,
         ending=ending, gtids_before="", gtids_after="", transactions=1, first_at=last, last_at=last,
-        precise=True, server_ids=(1,), flavour="mariadb", server_version="10.11.6", sha256="0" * 64, remarks=())
+        precise=True, server_ids=(1,), flavour="mariadb", server_version="10.11.6", sha256=sha256, remarks=())
     header = SegmentHeader(segment, ("A" * 40,), (SealedPart(item, end - start, "0" * 64),), ())
     put(place, header.folder + item.name, part)
     put(place, header.key, encode_segment(header))
