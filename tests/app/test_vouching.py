@@ -3,6 +3,7 @@ it by mistake."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 
+from backupd.app.adopt import NOT_OURS, adopt_unknown
 from backupd.app.bootstrap import write_copies
 from backupd.app.rebuild import rebuild
 from backupd.app.settings import load_settings
@@ -120,6 +122,36 @@ def test_proofs_and_copies_that_are_older_than_the_signatures_are_put_anew_signe
         (signature,) = [info.key for info in beneath.list(layout.CONFIGURATIONS) if info.key.endswith(layout.SIGNATURE)]
         beneath.delete(signature)
         assert write_copies(strict, now=True)[0].configuration != "", "what nobody would believe is no copy"
+
+
+@pytest.mark.parametrize(("signed", "announced", "foreign"), [
+    (True, False, False), (True, True, False), (False, True, False), (False, False, True)])
+def test_a_backup_whose_row_was_lost_is_ours_by_its_signature_or_by_what_was_announced(
+        wiring: Wiring, beneath: FilesystemDestination, signed: bool, announced: bool, foreign: bool) -> None:
+    """Killed between manifest and row. Of format 2."""
+    with contextlib.ExitStack() as stack:
+        house = stack.enter_context(signing(wiring, opens=True)) if signed else wiring
+        header = stored(beneath, sealer_of(house), 1)
+        assert header.is_bound
+        if signed:
+            commit_header(house.destination("local"), header)
+        if announced:
+            house.catalog.backups.announce(header.backup_id, hashlib.sha256(encode_header(header)).hexdigest())
+        assert adopt_unknown(house, house.destination("local")) == [header.backup_id]
+        assert house.catalog.backups.get(header.backup_id).foreign is foreign
+        assert len(house.catalog.events.list(kind=NOT_OURS.broken)) == foreign, "what is ours is taken in silently"
+
+
+def test_another_manifest_than_was_announced_and_one_without_a_signature_are_not_ours(
+        wiring: Wiring, beneath: FilesystemDestination) -> None:
+    header = stored(beneath, sealer_of(wiring), 1)
+    wiring.catalog.backups.announce(header.backup_id, "0" * 64)
+    assert adopt_unknown(wiring, wiring.destination("local")) == [header.backup_id]
+    assert wiring.catalog.backups.get(header.backup_id).foreign
+    with signing(wiring, opens=True) as strict:
+        other = stored(beneath, sealer_of(strict), 2)
+        strict.catalog.backups.announce(other.backup_id, hashlib.sha256(encode_header(other)).hexdigest())
+        assert adopt_unknown(strict, strict.destination("local")) == [], "unsigned, it is not believed at all"
 
 
 def test_without_the_secret_key_copies_fail_in_words(wiring: Wiring) -> None:

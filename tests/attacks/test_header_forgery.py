@@ -3,6 +3,7 @@ backups there that nobody here took."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -44,7 +45,10 @@ def burnt(house: House) -> dict[str, Any]:
 
 def test_the_oldest_backup_cannot_be_dated_as_the_newest(shared_server: PrivateServer, keys: Keys) -> None:
     with house_of(shared_server, keys) as house:
-        old, new = house.backup()["id"], house.backup()["id"]
+        told, new = house.backup(), house.backup()["id"]
+        old = told["id"]
+        runbook = house.manifest(old).with_name("RUNBOOK.md").read_bytes()
+        assert told["runbook_sha256"] == hashlib.sha256(runbook).hexdigest(), "to be compared with by hand"
         later = format_time(datetime.now(UTC) + timedelta(minutes=3))
         edited(house.manifest(old), finished_at=later)
         shown = house.fails("backups", "show", old).all

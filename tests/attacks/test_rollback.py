@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,15 +14,21 @@ import pytest
 
 from backupd.app import heads
 from backupd.app.bootstrap import after_job
-from backupd.app.heads import HeadWatch, compare, noted
+from backupd.app.heads import ROLLED_BACK, HeadWatch, compare, noted
+from backupd.app.incidents import Incidents
 from backupd.app.reporting import report_now
+from backupd.app.rotation import Rotation
+from backupd.app.scrubbing import scrub_server
 from backupd.app.service import Service
 from backupd.app.trust import signing
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
+from backupd.model.backup import Copy
 from backupd.model.clock import format_time
+from backupd.model.manifest import encode_header
 from backupd.model.progress import silent
 from backupd.transfer.head import digest, read
+from backupd.transfer.scrub import Damage
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.app.house import Clock, at
@@ -29,7 +36,7 @@ from tests.app.logstore import SERVER, wired
 from tests.app.signedstore import signing as signing_house
 from tests.catalog.samples import backup
 from tests.support.keys import Keys
-from tests.transfer.stock import Stock
+from tests.transfer.stock import Stock, backup_id
 
 PLACES = ("local", "offsite")
 
@@ -168,3 +175,84 @@ def test_a_counter_goes_on_where_the_spool_was_lost(house: Wiring) -> None:
     later(house, 2)
     heads.renew(house)
     assert noted(house)[SERVER].counter == 2
+
+
+def rowed(wiring: Wiring, number: int) -> None:
+    """As ``taken``, with the row that a run writes."""
+    for place in PLACES:
+        header = Stock(wiring.destination(place), server=SERVER).add(number, {"a": b"%d" % number})
+    wiring.catalog.backups.add(replace(
+        backup(number, server=SERVER), id=header.backup_id,
+        manifest=hashlib.sha256(encode_header(header)).hexdigest(),
+        copies=tuple(Copy(place, "complete", header.finished_at) for place in PLACES)))
+    heads.renew(wiring)
+
+
+def rolled_back(wiring: Wiring) -> list[str]:
+    """The places of which an incident is open."""
+    return [place for place in PLACES if Incidents(wiring.catalog).is_open(ROLLED_BACK, SERVER, place)]
+
+
+def scrubbed(wiring: Wiring) -> tuple[Damage, ...]:
+    """What `backupd verify` finds at ``local``."""
+    return scrub_server(wiring, wiring.destination("local"), SERVER, Rotation(None, None), silent).damages
+
+
+def copied(tmp_path: Path, place: str) -> None:
+    shutil.copytree(tmp_path / place, tmp_path / f"{place}.then", symlinks=True)
+
+
+def brought_back(tmp_path: Path, place: str) -> None:
+    shutil.rmtree(tmp_path / place)
+    (tmp_path / f"{place}.then").rename(tmp_path / place)
+
+
+def test_a_place_that_is_turned_back_is_an_incident_until_all_is_there_again(house: Wiring, tmp_path: Path) -> None:
+    rowed(house, 1)
+    copied(tmp_path, "local")
+    later(house, 120)
+    rowed(house, 2)
+    assert rolled_back(house) == []
+    brought_back(tmp_path, "local")
+    later(house, 15)
+    HeadWatch(house).step()
+    assert rolled_back(house) == ["local"]
+    (told,) = house.catalog.events.list(kind=ROLLED_BACK.broken)
+    assert "it took the head with counter 2, and it holds the one with counter 1, of 2026-11-21T12:00:00Z" in (
+        told.message)
+    later(house, 15)
+    HeadWatch(house).step()
+    assert rolled_back(house) == ["local"], "the new head that we put hides nothing"
+    (tmp_path / "offsite").rename(tmp_path / "away")
+    assert [one.repaired_from for one in scrubbed(house)] == [""]
+    assert rolled_back(house) == ["local"], "a backup is missing there, and nowhere else to be had"
+    (tmp_path / "away").rename(tmp_path / "offsite")
+    folder = f"{layout.SERVERS}{SERVER}/{backup_id(2)}"
+    shutil.copytree(tmp_path / "offsite" / folder, tmp_path / "local" / folder, symlinks=True)
+    shutil.copytree(tmp_path / "offsite" / "objects", tmp_path / "local" / "objects", dirs_exist_ok=True)
+    assert scrubbed(house) == ()
+    assert rolled_back(house) == []
+
+
+def test_verify_tells_it_before_a_renewal_is_due_and_a_head_that_is_gone_is_one_too(
+        house: Wiring, tmp_path: Path) -> None:
+    rowed(house, 1)
+    runbook = f"{backup_id(1)}, SHA-256 {hashlib.sha256(b'runbook').hexdigest()}"
+    assert [f"runbook of {SERVER}", runbook] in [
+        list(map(str, row)) for grid in report_now(house, house.clock()).grids for row in grid.rows]
+    (tmp_path / "local" / layout.head_key(SERVER)).unlink()
+    scrubbed(house)
+    assert [one.message for one in house.catalog.events.list(kind=ROLLED_BACK.broken)] == [
+        f"local was possibly rolled back: of {SERVER} it took the head with counter 1, and it holds none"]
+
+
+def test_a_place_that_was_away_when_heads_were_put_was_not_turned_back(house: Wiring, tmp_path: Path) -> None:
+    rowed(house, 1)
+    (tmp_path / "offsite").rename(tmp_path / "away")
+    later(house, 15)
+    heads.renew(house)
+    (tmp_path / "away").rename(tmp_path / "offsite")
+    later(house, 15)
+    heads.renew(house)
+    assert house.catalog.events.list(kind=ROLLED_BACK.broken) == ()
+    assert noted(house)[SERVER].places == {"local": 3, "offsite": 3}
