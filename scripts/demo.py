@@ -26,7 +26,7 @@ from typing import Any
 
 from others import others_come_in
 from postbox import Postbox
-from scenery import SERVER, WRITER, a_bucket, configuration_elsewhere, write_configuration
+from scenery import SERVER, WRITER, a_bucket, configuration_elsewhere, sign_with, write_configuration
 from stage import CommandLine, DemoFailedError, expect, say, service, step, stopped_at_the_end, until
 
 from backupd.model.clock import format_time
@@ -102,6 +102,9 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, post
     config = write_configuration(base, source, keys, bucket, port=port, mail_port=postbox.port)
     say(f"$ export BACKUPD_CONFIG={config}")
     backupd = CommandLine(config)
+    signer = backupd.ask("keys", "make-signing")["signing_key"]
+    say(f"a key that signs what is stored: {signer}")
+    sign_with(config, f"signing_key: {signer}")
     backupd.show("check", SERVER)
 
     step(3, "The first full backup")
@@ -241,7 +244,8 @@ def demonstrate(base: Path, source: PrivateServer, keys: Keys, bucket: str, post
     step(16, "The house burns down: server, backups and catalog are gone; a bucket and a private key are left")
     backupd.show("replicate", SERVER)
     backupd.show("backups", SERVER)
-    disaster_seconds = out_of_the_ashes(base, source, keys, bucket, bad["restore_before"], sums_before)
+    disaster_seconds = out_of_the_ashes(base, source, keys, bucket, signer, bad["restore_before"],
+                                        sums_before)
     return {
         "proved": True,
         "server": f"MariaDB {version}",
@@ -278,7 +282,7 @@ def back_in_place(backupd: CommandLine, source: PrivateServer, target: str, orde
     return seconds
 
 
-def out_of_the_ashes(base: Path, source: PrivateServer, keys: Keys, bucket: str, target: str,
+def out_of_the_ashes(base: Path, source: PrivateServer, keys: Keys, bucket: str, signer: str, target: str,
                      sums: dict[str, int]) -> float:
     """Everything but the bucket is destroyed; the server comes back on another machine as it was at ``target``. Gives
     the seconds from an empty machine to a server that answers."""
@@ -289,7 +293,7 @@ def out_of_the_ashes(base: Path, source: PrivateServer, keys: Keys, bucket: str,
         path.unlink()
     say("gone: the server's process, the destination local, the catalog, the spool, the policies")
     away = base / "elsewhere"
-    config = configuration_elsewhere(away, keys, bucket)
+    config = configuration_elsewhere(away, keys, bucket, signer)
     say(f"$ export BACKUPD_CONFIG={config}")
     backupd = CommandLine(config)
     begin = time.monotonic()

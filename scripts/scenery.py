@@ -45,12 +45,13 @@ servers:
   {server}: {{policy: demo, owner: {owner}}}
 destinations:
   offsite: {bucket}
-encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}
+encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}], trusted_signers: [{signer}]}}
 restore: {{gnupg_home: {keys.secret_home}, scratch: {{path: {base}/scratch, memory: 512MiB}}}}
 """
-"""Another machine, which has nothing but the private key and the address of the bucket."""
+"""Another machine, which has nothing but the private key, the address of the bucket, and the page with the signer."""
 POLICY_ELSEWHERE = """\
 physical: {full: "0 2 * * sun"}
+signed: true
 destinations: {required: [offsite]}
 """
 POLICY = """\
@@ -97,14 +98,20 @@ def write_configuration(base: Path, server: PrivateServer, keys: Keys, bucket: s
     return config
 
 
-def configuration_elsewhere(base: Path, keys: Keys, bucket: str) -> Path:
-    """Of the other machine, in an empty folder."""
+def sign_with(config: Path, line: str) -> None:
+    """Add ``line``, which names the signing key, to what the configuration says of encryption."""
+    config.write_text(config.read_text().replace("encryption: {", f"encryption: {{{line}, "))
+
+
+def configuration_elsewhere(base: Path, keys: Keys, bucket: str, signer: str) -> Path:
+    """Of the other machine, in an empty folder; ``signer``: as the page outside of the store tells it."""
     for name in ("policies", "scratch"):
         (base / name).mkdir(parents=True)
     give_to_database(base / "scratch")
     (base / "policies" / "demo.yaml").write_text(POLICY_ELSEWHERE)
     config = base / "backupd.yaml"
-    config.write_text(ELSEWHERE.format(base=base, server=SERVER, owner=database_user(), bucket=bucket, keys=keys))
+    config.write_text(ELSEWHERE.format(base=base, server=SERVER, owner=database_user(), bucket=bucket, keys=keys,
+                                       signer=signer))
     return config
 
 

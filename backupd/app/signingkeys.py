@@ -23,7 +23,7 @@ from backupd.app.trust import signing, wanting
 from backupd.app.vouching import Vouched, vouch_anew
 from backupd.app.wiring import Wiring, is_bare
 from backupd.model.clock import Clock, format_time
-from backupd.model.errors import RefusedError, UsageError
+from backupd.model.errors import DestinationError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
 from backupd.transfer.head import Retired
 from backupd.transfer.signature import Signing, make_key, problem_of, sign
@@ -191,9 +191,12 @@ def _sign_anew(wiring: Wiring, former: str, unproven: bool) -> tuple[dict[str, V
             silent.setdefault(name, "its folder is empty or no repository: is its file system mounted?")
     places = {}
     for place in usable:
-        places[place.name] = vouch_anew(wiring, place.name, believing, unproven=unproven)
-        if isinstance(place, SignedDestination):
-            heads.countersign(wiring, place)
+        try:
+            places[place.name] = vouch_anew(wiring, place.name, believing, unproven=unproven)
+            if isinstance(place, SignedDestination):
+                heads.countersign(wiring, place)
+        except DestinationError as error:
+            silent[place.name] = error.message
     return places, silent
 
 

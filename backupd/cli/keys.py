@@ -113,7 +113,7 @@ def make_signing(context: typer.Context, config: Config = None, as_json: Json = 
 @app.command("rotate-signing")
 def rotate_signing(
     context: typer.Context,
-    to: Annotated[
+    new_key: Annotated[
         str | None, typer.Option("--to", metavar="FINGERPRINT", show_default=False,
                                  help="Take this key, which is in the keyring, instead of making one.")
     ] = None,
@@ -134,10 +134,10 @@ def rotate_signing(
     --from. Neither needs the former key.
     """
     with session(context, config, as_json) as run:
-        if to is not None and former is not None:
+        if new_key is not None and former is not None:
             raise UsageError("--to and --from cannot be given together",
                              hint="--to belongs to the first step, --from to the second")
-        done = run.service.upkeep.rotate_signing(to=to, former=former, unproven=unproven)
+        done = run.service.upkeep.rotate_signing(to=new_key, former=former, unproven=unproven)
         run.screen.document(done.as_json())
         for name, place in done.places.items():
             run.screen.line(f"{name}: {place.signed} documents were signed with {done.key}")

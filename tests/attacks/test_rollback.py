@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from backupd.app import heads
+from backupd.app.auditing import audit, command_line
 from backupd.app.bootstrap import after_job
 from backupd.app.heads import ROLLED_BACK, HeadWatch, compare, noted
 from backupd.app.incidents import Incidents
@@ -88,9 +89,12 @@ def rebuilt(wiring: Wiring, tmp_path: Path, **more: Any) -> tuple[tuple[str, ...
 def test_a_head_is_put_with_each_backup_signed_counted_and_chained(house: Wiring) -> None:
     signer = signing(house.settings).key
     assert signer
+    audit(house, command_line(), "token-created")
     taken(house, 1)
     first = read(house.destination("local"), SERVER)
     assert first is not None
+    (newest,) = house.catalog.audit.list(limit=1)
+    assert (first.audit_entries, first.audit_digest) == (newest.number, newest.digest), "in a signed copy"
     assert (first.counter, first.before, first.backups, first.at) == (1, "", 1, house.clock())
     taken(house, 2)
     assert read(house.destination("local"), SERVER) == first, "at most once a minute"

@@ -13,6 +13,7 @@ import pytest
 from backupd.app import heads
 from backupd.app.adopt import adopt_unknown, record_of_manifest
 from backupd.app.bootstrap import write_copies
+from backupd.app.deletion import sweep_destination
 from backupd.app.heads import noted
 from backupd.app.rebuild import Rebuilt, rebuild
 from backupd.app.service import Service
@@ -37,7 +38,7 @@ from tests.app.signedstore import signing as signing_house
 from tests.catalog.samples import proof
 from tests.support.keys import Keys, gpg
 from tests.support.reallogs import real_logs
-from tests.transfer.stock import Stock, backup_id, facts
+from tests.transfer.stock import Stock, backup_id, everything, facts
 
 PLACES = ("local", "offsite")
 PROOF = "20261121T180000Z-0000000a"
@@ -234,6 +235,28 @@ def test_what_cannot_be_done_is_refused_before_anything_is_signed(house: House, 
     with pytest.raises(RefusedError, match="trusted_signers names it"):
         rotate_signing(trusting, former=former)
     assert unbelieved(wiring) == []
+
+
+def test_a_rebuild_makes_all_native_under_the_key_that_is_named_and_until_then_nothing_goes(house: House) -> None:
+    file, former = house.wiring.settings.file, house.former
+    other = make_key(signing(house.wiring.settings).home, "backupd signing other")
+    file.write_text(file.read_text().replace(former, other))
+    stranger = Wiring(load_settings(file), house.wiring.catalog, house.wiring.clock)
+    before = everything(house.beneath())
+    done, native = house.rebuilt(stranger, "stranger")
+    assert (native, done.backups) == (set(), 0)
+    assert sum("whom nobody here trusts" in one for one in done.problems) >= 2
+    with open_catalog(f"sqlite:///{house.base}/stranger.db") as catalog:
+        strange = replace(stranger, catalog=catalog)
+        (held,) = sweep_destination(strange, strange.destination("local"))
+        assert "no object is collected while manifests cannot be read" in held
+    assert everything(house.beneath()) >= before, "what nobody can read is kept, and all that it may name"
+    file.write_text(file.read_text().replace(f"signing_key: {other}",
+                                             f"signing_key: {other}, trusted_signers: [{former}]"))
+    named = Wiring(load_settings(file), house.wiring.catalog, house.wiring.clock)
+    assert heads.compare(named).suspicions == ()
+    done, native = house.rebuilt(named, "named")
+    assert (native, done.foreign) == ({backup_id(1), backup_id(2)}, ())
 
 
 def test_a_place_that_does_not_answer_is_named_and_finished_later(house: House) -> None:

@@ -138,6 +138,9 @@ class FakeService:
         self._note("undelete", backup_id)
         return [backup_id]
 
+    def runbook_digest(self, backup_id: str) -> str:
+        return "9f" * 32 if backup_id else ""
+
     def plan(self, server: str, target: str, datadir: Path | None, **_replay: object) -> Plan:
         self._note("plan", server, target, datadir)
         return Plan(

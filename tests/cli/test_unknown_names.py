@@ -34,7 +34,8 @@ OTHERS = {
     "config", "as_json", "grace", "kind", "tables", "datadir", "rename", "source", "exclude", "replay_with", "thaw",
     "mode", "sql", "confirm", "keys", "triggers", "tier", "days", "subset", "reason", "since", "until", "settings",
     "actor", "action", "limit", "descriptor", "ready", "out", "files", "file", "state", "gtid", "table", "role",
-    "name", "expires", "token", "adopt_all", "failed_at", "counter"}
+    "name", "expires", "token", "adopt_all", "failed_at", "counter", "new_key",
+    "former"}
 """Parameters that name nothing that would have to exist: a new parameter has to be put here or above."""
 
 LISTS = {
