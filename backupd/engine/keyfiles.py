@@ -8,10 +8,11 @@ and what it reads is a copy: belonging to the user that the program runs as, the
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from backupd.engine.backupcnf import KEY_OPTIONS
+from backupd.engine.backupcnf import KEY_OPTIONS, KEY_PLUGIN
 from backupd.model.errors import RefusedError
 from backupd.process.otherfolders import write_anew
 
@@ -32,7 +33,8 @@ def named(options: Mapping[str, str | None], allowed: Sequence[Path]) -> dict[st
                 hint=f"when that file is the server's: `{SETTING}: [{path}]` in the configuration")
         prefix = _IN_FILE if (options[name] or "").startswith(_IN_FILE) else ""
         found[name] = f"{prefix}{ours[0]}"
-    if not allowed and any(_bare(name).startswith("plugin-load") for name in options):
+    if not allowed and any(_bare(name).startswith("plugin-load") and re.fullmatch(KEY_PLUGIN, value or "")
+                           for name, value in options.items()):
         raise RefusedError("the backup names a key plugin of its server, and the configuration no key files",
                            hint=f"name the server's key files in the configuration: `{SETTING}`")
     return found

@@ -21,6 +21,8 @@ def test_a_file_is_taken_by_its_path_or_as_the_only_one_of_its_name() -> None:
     assert named({"innodb_page_size": "8192"}, ()) == {"innodb_page_size": "8192"}
     with pytest.raises(RefusedError, match="no key files"):
         named(PLUGIN, ())
+    clone = {"plugin_load_add": "mysql_clone.so"}  # with which a copy that CLONE made tells where it stands
+    assert named(clone, ()) == clone
 
 
 def test_the_copies_are_private_and_gone_at_the_end(tmp_path: Path) -> None:
