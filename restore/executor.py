@@ -178,12 +178,13 @@ class _Restore:
                 f"restore {marker.restore_id} was finished at {when}: nothing was restored or checked again"
             )
             return True
-        same = "" if marker.same_work(self._state) else f"; asked for was {self._spec.chain[-1]}"
+        asked = self._state
+        same = "" if marker.same_work(asked) else f"; asked for was backup {asked.chain[-1]}, target {asked.target}"
         raise RefusedError(
             f"{self._site.datadir} is not empty: restore {marker.restore_id} was finished there at {when}",
             detail=f"backup {marker.chain[-1]} of {marker.server}, target {marker.target}{same}",
-            hint=f"use it: point the server's datadir there. With its server started by backupd, --start --to backup:"
-            f"{marker.chain[-1]} finds or starts that again"
+            hint="use it: point the server's datadir there. With its server started by backupd, --start --to "
+            f"{marker.words} finds or starts that again; to restore something else, give an empty data directory"
             if was_started
             else "use it: start the server with this datadir; to restore once more, give an empty data directory",
         )
@@ -230,7 +231,7 @@ class _Restore:
             raise RefusedError(
                 f"an unfinished restore of backup {earlier.chain[-1]} (target {earlier.target}) is in the way",
                 detail=f"it lies in {self._site.folder}",
-                hint=f"go on with it: --to backup:{earlier.chain[-1]}, or remove {self._site.folder}",
+                hint=f"go on with it: --to {earlier.words}, or remove {self._site.folder}",
             )
         return False
 

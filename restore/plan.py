@@ -15,6 +15,8 @@ from restore.beyond import Older
 
 STEP_NAMES = ("thawed", "fetched", "prepared", "restored", "started", "rolled_forward", "verified")
 """The phases of a restore in their order; a plan has those it needs."""
+_AT_ONCE = 1e11
+"""Bytes a second that no phase handles: it only renamed something, in less than can be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,9 @@ class Rate:
     @property
     def basis(self) -> str:
         """How an estimate with this rate came about, in words."""
-        speed = f"{self.bytes_per_second / 1e6:.0f} MB/s" + (f" + {self.seconds:.0f} s" if self.seconds >= 1 else "")
+        speed = "nearly no time" if self.bytes_per_second > _AT_ONCE else f"{self.bytes_per_second / 1e6:.0f} MB/s"
+        if self.seconds >= 1:
+            speed += f" + {self.seconds:.0f} s"
         if self.samples and self.speed_assumed:
             return (f"measured here: {self.seconds:.1f} s to begin over {self.samples} "
                     f"run{'s' if self.samples != 1 else ''}; assumed: {self.bytes_per_second / 1e6:.0f} MB/s")

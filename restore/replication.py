@@ -34,18 +34,21 @@ def replica_remarks(facts: BodyFacts, position: Position) -> tuple[str, ...]:
     if recorded or info.role is Role.REPLICA:
         found.append(
             "to follow the source that the backed-up server followed (gtid_slave_pos came with the data): "
-            f"CHANGE MASTER TO MASTER_HOST='HOST', {_ACCOUNT}" + (f" -- recorded: {recorded}" if recorded else "")
+            f"CHANGE MASTER TO MASTER_HOST='HOST', MASTER_PORT=PORT, {_ACCOUNT}"
+            + (f" -- recorded: {recorded}" if recorded else "")
         )
+    port = info.variables.get("port", "")
     host = info.hostname.replace("\\", "").replace("'", "''") or "HOST"
+    source = f"MASTER_HOST='{host}', MASTER_PORT={port if port.isdecimal() and int(port) else 'PORT'}"
     if position.gtid:
         found.append(
             f"to follow the backed-up server itself: SET GLOBAL gtid_slave_pos='{position.gtid}'; "
-            f"CHANGE MASTER TO MASTER_HOST='{host}', {_ACCOUNT}"
+            f"CHANGE MASTER TO {source}, {_ACCOUNT}"
         )
     elif position.file:
         account = _ACCOUNT.rpartition(", ")[0]
         found.append(
-            f"to follow the backed-up server itself: CHANGE MASTER TO MASTER_HOST='{host}', {account}, "
+            f"to follow the backed-up server itself: CHANGE MASTER TO {source}, {account}, "
             f"MASTER_LOG_FILE='{position.file}', MASTER_LOG_POS={position.pos}"
         )
     return tuple(found)

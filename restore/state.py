@@ -73,6 +73,16 @@ class State:
         same_words = self.target == asked.target and _left_out(self.goal) == _left_out(asked.goal)
         return self.stage != "finished" and bool(self.goal and asked.goal) and same_words
 
+    @property
+    def words(self) -> str:
+        """The target that means this very restore later, too, when the latest moment has moved on."""
+        if self.target.partition("@")[0] not in ("latest", "random"):
+            return self.target
+        if not self.goal:
+            return f"backup:{self.chain[-1]}"
+        branch, place = self.goal.partition(WITHOUT)[0].split()
+        return f"{place}@{branch}"
+
     def encode(self) -> bytes:
         document = {
             "restore": self.restore_id,

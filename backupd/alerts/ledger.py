@@ -205,6 +205,8 @@ class Ledger:
 
     def _end(self, incident: Incident, event: Event, rule: Rule) -> list[Turn]:
         """Because ``event`` says so: told at once, or later where it comes and goes."""
+        if rule_of_incident(incident).act is Act.TELLS:
+            return self._close(incident, event.at, event.message, mailed=False)
         quiet = quiet_after(self._often(incident, event.at))
         if not (quiet and rule.well):
             return self._close(incident, event.at, event.message, mailed=True, well=rule.well)

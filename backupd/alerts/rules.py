@@ -49,6 +49,7 @@ _SILENT = Rule(Act.SILENT)
 _UNKNOWN = Rule(Act.OPENS, lasts=_DAY)
 JOB = "job"
 PAUSE = "paused"
+HOLD = "held"
 RETENTION_REFUSED = "retention-refused"
 RECOVERED = "job-recovered"
 UNDELIVERABLE = "alerts-undeliverable"
@@ -133,8 +134,8 @@ RULES: Mapping[str, Rule] = {
     RETENTION_REFUSED: Rule(Act.OPENS, RETENTION_REFUSED, "retention was refused at {subject}", lasts=2 * _DAY,
                             repeats=True),
     "grace-waived": _tells("{subject} was full: expired backups went at once"),
-    "held": _tells("retention is held"),
-    "released": _SILENT,
+    "held": Rule(Act.TELLS, HOLD, "retention is held", lasts=_DAY),
+    "released": Rule(Act.CLOSES, HOLD),
     "paused": Rule(Act.OPENS, PAUSE, "jobs are paused"),
     "resumed": Rule(Act.CLOSES, PAUSE),
 

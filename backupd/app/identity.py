@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -255,10 +256,14 @@ def own_branches(wiring: Wiring, server: str) -> tuple[Branch, ...]:
 def kept_apart(wiring: Wiring, server: str) -> tuple[str, ...]:
     """What a timeline says of strangers."""
     found = [one for one in wiring.catalog.identities.of(server) if one.is_stranger]
-    records = wiring.catalog.backups.list(server) if found else ()
+    if not found:
+        return ()
+    backups = Counter(record.server_uuid for record in wiring.catalog.backups.list(server))
+    streamed = {branch.server_uuid for branch in wiring.catalog.binlogs.branches(server)}
     return tuple(f"another server, {one.uuid}, answered under this name between {format_time(one.since)} and "
-                 f"{format_time(one.seen_at)}: {sum(record.server_uuid == one.uuid for record in records)} backups and "
-                 "the binary logs of it are kept apart and not shown here" for one in found)
+                 f"{format_time(one.seen_at)}: {backups[one.uuid]} backups"
+                 f"{' and the binary logs' if one.uuid in streamed else ''} of it are kept apart and not shown here"
+                 for one in found if backups[one.uuid] or one.uuid in streamed)
 
 
 # --- evidence

@@ -29,6 +29,8 @@ Read = Callable[[Wiring, str], Timeline]
 EVERY = timedelta(seconds=30)
 NEW = timedelta(days=1)
 """A destination that never had a backup of a server is new for so long."""
+BEGINNING = timedelta(minutes=2)
+"""So long a binary log that was never streamed before may take until something of it is stored."""
 _LATE_CHECKPOINTS = 3
 _BACKUPS = frozenset({JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL})
 _SLACK = timedelta(minutes=2)
@@ -47,6 +49,7 @@ class ObjectivesWatch(Lookout):
         self._read = read
         self._incidents: Incidents | None = None
         self._seen: dict[tuple[str, str], datetime] = {}
+        self._begun: dict[str, datetime] = {}
 
     def _names(self, wiring: Wiring) -> Iterable[str]:
         return wiring.settings.servers
@@ -64,15 +67,23 @@ class ObjectivesWatch(Lookout):
         self._note_lags(wiring, server, timeline)
         records = wiring.catalog.backups.list(server.name)
         young = timeline.latest is None and not records and first_to_come(wiring, server.name, now) is not None
+        begins = self._stream_begins(wiring, server, now) and timeline.latest is not None
         new = frozenset() if young else self._new(records, timeline, server, now)
         for pair, event, broken in (*_rpo(timeline, server, now), *_rto(timeline, server, now),
                                     *_rpo_of_places(timeline, server, now, new)):
             if broken is False:
                 self._incidents.mended(pair, event)
-            elif broken and not young:
+            elif broken and not young and not (begins and pair is not RTO):
                 self._incidents.broken(pair, event)
             else:
                 self._incidents.restate(pair, event)
+
+    def _stream_begins(self, wiring: Wiring, server: ServerSettings, now: datetime) -> bool:
+        """Is the binary log about to be streamed for the first time? The service has only just begun to look after it,
+        and of no other time anything is archived."""
+        begun = self._begun.setdefault(server.name, now)
+        return streams(server.policy) and now - begun < BEGINNING and all(
+            branch.noticed_at >= begun - BEGINNING for branch in wiring.catalog.binlogs.branches(server.name))
 
     def _new(self, records: Sequence[BackupRecord], timeline: Timeline, server: ServerSettings, now: datetime
              ) -> frozenset[str]:

@@ -29,7 +29,7 @@ from backupd.engine.grants import Grants, needs, read_grants
 from backupd.engine.keyfiles import SETTING
 from backupd.engine.probe import Probed, examine, read_dialect
 from backupd.engine.tables import hurry, list_tables
-from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, shortcomings
+from backupd.engine.toolset import physical_tool, refuse_clashes, refuse_unfit, server_program, shortcomings
 from backupd.model.errors import BackupdError, KeyUnusableError, RefusedError, ServerError, ToolError
 from backupd.model.ids import new_id
 from backupd.model.server import ServerInfo, no_roll_forward
@@ -112,6 +112,8 @@ def _server(spec: PreflightSpec, found: list[Finding]) -> ServerInfo | None:
             if spec.logical is not None and grants is not None:
                 found += examine_sight(session, probed.info, grants, spec.logical)
             found += _rolled_forward(spec, probed.info)
+            if spec.restore_gnupg_home is not None:
+                found += _restores(spec, probed.info)
             if spec.streaming is not None:
                 found += examine_binary_log(session, probed.info, spec.streaming, programs=spec.programs,
                                             spool=spec.spool)
@@ -131,6 +133,16 @@ def _rolled_forward(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
         yield report("point in time", why, "`--to backup:ID` restores the moment of a backup; leave out `binlog` and "
                      "objectives.rpo below the interval of backups in the policy of such a server, or upgrade the "
                      "server to 5.7")
+
+
+def _restores(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
+    """Can a restored copy be started on this machine? Physical ones, and any roll-forward, need that."""
+    try:
+        program = server_program(info.flavour, info.version, paths=spec.programs)
+    except ToolError as problem:
+        yield warning("restores", f"no restored copy can be started on this machine: {problem.message}", problem.hint)
+        return
+    yield fine("restores", f"{program.name} {program.version} at {program.path} starts restored copies")
 
 
 def _clashes(session: Session, info: ServerInfo) -> Iterator[Finding]:
@@ -256,7 +268,7 @@ def _decryption(spec: PreflightSpec, ours: set[str], secret: frozenset[str]) -> 
             "keep only public keys there; decryption keys belong where restores run",
         )
     home = spec.restore_gnupg_home
-    if home is None or _same(home, spec.gnupg_home):
+    if home is None or (ours & secret and _same(home, spec.gnupg_home)):
         return
     try:
         here = secret_fingerprints(home) & ours

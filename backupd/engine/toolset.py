@@ -256,20 +256,27 @@ def _to_install(families: Sequence[Family], version: Version) -> str:
 
 
 def server_program(flavour: Flavour, version: Version, *, paths: Mapping[str, str] = NO_PATHS) -> Tool:
-    """The server program that can start a copy of such a server's files. Raises as ``physical_backup_tool``
-    does.
+    """The server program that can start a copy of such a server's files. ``paths`` decides where it names the program
+    by its own name; by another one (``mysqld``, which may be that of another server here) it is only tried first.
+    Raises as ``physical_backup_tool`` does.
     """
-    row = row_for(flavour, version)
-    tool = find_tool(row.server, paths=paths, hint=f"install the {flavour} server {version.series} on this host, or "
-                     f"name its program: `programs: {{{row.server[0]}: /path/to/{row.server[0]}}}`")
-    if tool.version.series != version.series or (flavour is Flavour.MARIADB) != _is_mariadb(tool.version_text):
-        raise ToolError(
+    names = row_for(flavour, version).server
+    hint = (f"install the {flavour} server {version.series} on this host, or name its program: `programs: "
+            f"{{{names[0]}: /path/to/{names[0]}}}`")
+    refusals: list[ToolError] = []
+    for name in names[:1] if paths.get(names[0]) else sorted(names, key=lambda one: not paths.get(one)):
+        try:
+            tool = find_tool((name,), paths=paths, hint=hint)
+        except ToolError as error:
+            refusals.append(error)
+            continue
+        if tool.version.series == version.series and (flavour is Flavour.MARIADB) == _is_mariadb(tool.version_text):
+            return tool
+        refusals.append(ToolError(
             f"{tool.name} {tool.version} must not be started on files of a {flavour} {version} server",
             detail=f"{tool.path}: {tool.version_text}",
-            hint=f"install the {flavour} server {version.series} on this host; going to another series is an upgrade"
-            " of its own",
-        )
-    return tool
+            hint=f"{hint}; going to another series is an upgrade of its own"))
+    raise next((refusal for refusal in refusals if not isinstance(refusal, ToolMissingError)), refusals[0])
 
 
 def find_tool(names: tuple[str, ...], *, paths: Mapping[str, str] = NO_PATHS, hint: str = "",

@@ -254,3 +254,13 @@ def test_what_nobody_looks_after_any_more_is_over_at_once_and_not_well() -> None
         stream(book, NOW + timedelta(minutes=minute), broken=minute % 2 == 0)
     (turn,) = book.take(event("stream-failed-unwatched", subject="stream", minutes=6, severity=Severity.INFO))
     assert (turn.kind, turn.well, book.open) == (MessageKind.RECOVERY, False, ())
+
+
+def test_a_hold_is_told_once_and_is_over_without_a_word_when_it_is_released() -> None:
+    book = ledger()
+    for minutes in (0, 10, 20, 30):
+        assert [kind for kind, _ in said(book.take(event("held", minutes=minutes, subject="hold")))] == ["alert"]
+        assert [one.kind for one in book.open] == ["held"]
+        assert book.take(event("released", minutes=minutes + 5, subject="hold")) == []
+        assert book.open == ()
+    assert book.pass_time(NOW + DAY) == []

@@ -16,6 +16,7 @@ from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
 from backupd.catalog.schedules import Schedule
 from backupd.catalog.session import open_catalog
+from backupd.model.binlog import Branch, BranchReason
 from backupd.model.errors import CatalogError
 from backupd.model.job import JobKind, JobState
 from backupd.recovery.timeline import Objectives, Reach, Timeline
@@ -36,9 +37,18 @@ class Desk:
     predicted: timedelta | None = None
     far: datetime | None = None
     empty: tuple[str, ...] = ()
+    streamed: bool = True
 
     def __post_init__(self) -> None:
         self.watch = ObjectivesWatch(self.read)
+        if self.streamed:
+            self.stream(NOW - timedelta(days=1))
+
+    def stream(self, at: datetime) -> None:
+        """The binary log was streamed for the first time."""
+        self.wiring.catalog.binlogs.add_branch(Branch(
+            server="db1", id="b", noticed_at=at, reason=BranchReason.FIRST, server_uuid="", flavour="mariadb",
+            basename="bin", first_number=1))
 
     def read(self, _wiring: Wiring, server: str) -> Timeline:
         if self.latest is None:
@@ -80,6 +90,21 @@ def test_what_could_be_lost_is_told_when_it_is_too_much_and_when_it_is_little_ag
     assert desk.look() == ["rpo-kept"], "what is over is over, however long the promise is"
     assert desk.look(MINUTE) == []
     assert desk.wiring.catalog.lags.worst("db1", NOW) == {"local": 240.0}
+
+
+def test_a_log_that_is_streamed_for_the_first_time_has_two_minutes_to_begin(short_tmp: Path) -> None:
+    settings = Office(short_tmp).write(gold=GOLD + "binlog: {}\nobjectives: {rpo: 2m}\n")
+    with open_catalog(settings.catalog) as catalog:
+        desk = Desk(Wiring(settings, catalog), streamed=False)
+        desk.now += 10 * MINUTE  # the first backup, on the command line, was then; now the service is started
+        assert desk.look() == []
+        assert desk.look(MINUTE) == []
+        desk.stream(desk.now)
+        assert desk.look(MINUTE) == ["rpo-broken"]
+        desk.watch = ObjectivesWatch(desk.read)
+        desk.latest = desk.now
+        assert desk.look() == ["rpo-kept"]
+        assert desk.look(3 * MINUTE) == ["rpo-broken"], "no grace for the next start of the service"
 
 
 @pytest.mark.parametrize("places", ["{required: [local, far]}", "{required: [local], others: [far]}"])

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from backupd.app.identity import kept_apart
 from backupd.app.logstatus import stream_of
 from backupd.app.timeline import timeline
 from backupd.app.wiring import Wiring, owner
 from backupd.catalog.session import open_catalog
+from backupd.model.binlog import Branch, BranchReason
 from backupd.model.clock import format_time
 from backupd.model.identity import Identity, Verdict
 from restore.beyond import LIMIT, Stream
 from tests.app.house import GOLD, Clock, Office
+from tests.catalog import samples
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -104,3 +108,16 @@ def test_a_stream_of_another_server_is_none_of_this_one(wiring: Wiring) -> None:
     assert found.failed
     assert found.trouble.startswith("another server, theirs, answers under this name since 2026-11-21T11:51:00Z, and")
     assert "backupd server accept db1" in found.trouble
+
+
+def test_only_a_stranger_of_whom_something_is_kept_is_told_in_a_timeline(wiring: Wiring) -> None:
+    wiring.catalog.identities.put(Identity("db1", "theirs", Verdict.STRANGER, NOW - timedelta(minutes=9), NOW))
+    assert kept_apart(wiring, "db1") == (), "its only backup was deleted, and nothing was streamed"
+    wiring.catalog.backups.add(replace(samples.backup(server="db1"), server_uuid="theirs"))
+    (words,) = kept_apart(wiring, "db1")
+    assert "1 backups of it are kept apart" in words
+    wiring.catalog.binlogs.add_branch(Branch(
+        server="db1", id="b", noticed_at=NOW, reason=BranchReason.UNKNOWN, server_uuid="theirs",
+        flavour="mariadb", basename="bin", first_number=1))
+    (words,) = kept_apart(wiring, "db1")
+    assert "1 backups and the binary logs of it are kept apart" in words

@@ -289,6 +289,23 @@ def test_a_decryption_key_on_this_machine_is_said_aloud(spec: PreflightSpec, key
     assert f"restore keys: the decryption key {keys.fingerprint} lives on this machine too" in text
     text = _warnings(replace(spec, restore_gnupg_home=make_home(spec.spool.parent / "empty")))
     assert "nothing can be restored on this machine" in text
+    text = _warnings(replace(spec, restore_gnupg_home=spec.gnupg_home))
+    assert f"restore keys: {spec.gnupg_home} holds no decryption key of the recipients" in text
+
+
+def test_whether_restored_copies_can_be_started_here_is_told_where_restores_are_configured(
+        spec: PreflightSpec, keys: Keys, short_tmp: Path) -> None:
+    assert "restores: " not in str(preflight(spec, now=_now()))
+    here = replace(spec, restore_gnupg_home=keys.secret_home)
+    assert "restores: mariadbd 10.11." in _of(preflight(here, now=_now()), Severity.OK)
+    strange = short_tmp / "strange"
+    strange.write_text("#!/bin/sh\necho 'mysqld  Ver 9.7.4 for Linux on x86_64 (MySQL Community Server - GPL)'\n")
+    strange.chmod(0o755)
+    (finding,) = (found for found in preflight(replace(here, programs={"mariadbd": str(strange)}), now=_now())
+                  if found.subject == "restores")
+    assert finding.severity is Severity.WARNING
+    assert finding.message.startswith("no restored copy can be started on this machine: mariadbd 9.7.4 must not be")
+    assert "`programs: {mariadbd: " in finding.hint
 
 
 def _binlog(spec: PreflightSpec, info: ServerInfo, fulls: timedelta | None = None) -> list[Finding]:

@@ -207,3 +207,12 @@ def test_another_flavours_server_is_not_started(tmp_path: Path) -> None:
     path = _program(tmp_path, "mysqld  Ver 10.11.2 for Linux on x86_64 (MySQL Community Server - GPL)")
     with pytest.raises(ToolError, match="must not be started"):
         server_program(Flavour.MARIADB, Version(10, 11, 2), paths={"mariadbd": path})
+    with pytest.raises(ToolError, match="must not be started") as caught:
+        server_program(Flavour.MARIADB, Version(11, 0, 2), paths={"mysqld": path})
+    assert "`programs: {mariadbd: /path/to/mariadbd}`" in caught.value.hint
+
+
+def test_a_program_named_for_another_server_of_the_host_does_not_hide_the_one_that_fits(tmp_path: Path) -> None:
+    path = _program(tmp_path, "mysqld  Ver 9.7.4 for Linux on x86_64 (MySQL Community Server - GPL)")
+    found = server_program(Flavour.MARIADB, _installed(), paths={"mysqld": path})
+    assert (found.name, found.version) == ("mariadbd", _installed())

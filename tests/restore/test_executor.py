@@ -270,8 +270,11 @@ def test_a_finished_restore_is_found_again_started_again_and_otherwise_named(
     with pytest.raises(RefusedError, match=f"restore {first.restore_id} was finished there at") as refused:
         restore(taken, keys, replace(repeated, start=False))
     assert "--start" in refused.value.hint
-    with pytest.raises(RefusedError, match="was finished there"):
-        restore(taken, keys, replace(repeated, chain=("20200101T000000Z-00000000",)))
+    assert f"--to backup:{spec.chain[-1]} finds or starts" in refused.value.hint
+    other = replace(repeated, chain=("20200101T000000Z-00000000",), target="2026-11-21T09:41:03Z")
+    with pytest.raises(RefusedError, match="was finished there") as refused:
+        restore(taken, keys, other)
+    assert "asked for was backup 20200101T000000Z-00000000, target 2026-11-21T09:41:03Z" in refused.value.detail
     assert first.started is not None
     end(first.started.pid)
     with ended(restore(taken, keys, repeated)) as third:

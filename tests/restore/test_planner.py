@@ -204,6 +204,7 @@ def test_a_start_that_was_measured_counts_and_a_speed_that_was_not_is_said_to_be
     rate = Rate(10e6, 12.5, samples=4, speed_assumed=True)
     assert rate.estimate(20_000_000) == 14.5
     assert rate.basis == "measured here: 12.5 s to begin over 4 runs; assumed: 10 MB/s"
+    assert Rate(1e18, samples=1).basis == "measured here: nearly no time over 1 run"
     assert Rate(10e6, 12.5, samples=4).basis == "measured here: 10 MB/s + 12 s over 4 runs"
 
 

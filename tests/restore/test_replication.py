@@ -17,6 +17,9 @@ def test_what_makes_a_mariadb_copy_a_replica_again_is_given_without_secrets(take
     assert "gtid_slave_pos came with the data" in text
     assert "MASTER_HOST='HOST'" in text
     assert "top" not in text
+    assert "', MASTER_PORT=PORT, MASTER_USER='USER'" in text, "the source listens on a socket only"
+    listening = replace(followed, server=replace(facts.server, variables={"port": "4406"}))
+    assert "', MASTER_PORT=4406, MASTER_USER='USER'" in "\n".join(replica_remarks(listening, listening.position))
     alone = "\n".join(replica_remarks(facts, facts.position))
     assert "the source that" not in alone or facts.server.role is Role.REPLICA
     old = replace(facts, position=Position("bin.000004", 77))

@@ -88,6 +88,11 @@ def test_an_interrupted_attempt_goes_on_for_any_target_until_logs_were_replayed_
     # What was the latest moment when it began goes on being its goal.
     assert replace(asked, stage="placed", goal="earlier").same_work(asked)
     assert not replace(asked, stage="finished", goal="earlier").same_work(asked)
+    # Words that mean it later, too.
+    assert asked.words == f"bin.000002:500@{BRANCH}"
+    assert replace(asked, target="before-gtid:0-1-4").words == "before-gtid:0-1-4"
+    assert replace(asked, goal=left_out, target=f"latest@{BRANCH}").words == f"bin.000002:500@{BRANCH}"
+    assert replace(asked, goal="").words == "backup:full"
     kept = replace(asked, stage="replayed", place=Position("bin.000001", 9), replay={"file": "x"})
     assert State.decode(kept.encode()) == kept
 
