@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,11 +67,13 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 _LAYOUT = "\n\t"
-"""What commands themselves write into a line or a cell."""
+"""What commands themselves write into a line."""
+_UNINDENTED = re.compile(r"\n(?=\S)")
 
 
 def complain(lines: Iterable[tuple[str, str]]) -> None:
-    """Lines on stderr, each with its style. Without a stderr there is nobody to tell, and nothing fails."""
+    """Lines on stderr, each with its style; a line end within one is written out. Without a stderr there is nobody to
+    tell, and nothing fails."""
     stream: TextIO | None = sys.stderr  # None when the process was started without one
     if stream is None:
         return
@@ -79,7 +82,7 @@ def complain(lines: Iterable[tuple[str, str]]) -> None:
         for text, style in lines:
             # Rich ends the process by itself when a pipe is broken, hence its text and our own write.
             with console.capture() as shown:
-                console.print(visible(text, keep=_LAYOUT), style=style or None, soft_wrap=True)
+                console.print(visible(text), style=style or None, soft_wrap=True)
             stream.write(shown.get())
         stream.flush()
     except (OSError, ValueError):
@@ -144,9 +147,10 @@ class Screen:
                 stream.write(text.rstrip("\n") + "\n")
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """One line for people, never wrapped, so that it can be copied."""
+        """One line for people, never wrapped, so that it can be copied. What comes behind a line end in it is indented:
+        it may be part of a name that somebody chose, and must not look like a line of ours."""
         if not self.as_json:
-            self._print(visible(text, keep=_LAYOUT), style=style, soft_wrap=True)
+            self._print(_UNINDENTED.sub("\n  ", visible(text, keep=_LAYOUT)), style=style, soft_wrap=True)
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()
@@ -161,7 +165,7 @@ class Screen:
         for column in columns:
             table.add_column(Text(column), overflow="fold", justify="right" if column in right else "left")
         for row in rows:
-            table.add_row(*(Text(visible(value, keep=_LAYOUT)) for value in row))
+            table.add_row(*(Text(visible(value)) for value in row))
         self._print(table)
 
     def facts(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -169,7 +173,7 @@ class Screen:
         known = [(name, value) for name, value in pairs if value]
         width = max((len(name) for name, _ in known), default=0)
         for name, value in known:
-            self.line(f"{name:<{width}}  {value}")
+            self.line(f"{name:<{width}}  {visible(value)}")
 
     def warn(self, text: str) -> None:
         """A line on stderr, also with JSON."""
