@@ -111,7 +111,9 @@ def world(keys: Keys) -> Iterator[Path]:
             f"destinations:\n  local: {{type: filesystem, path: {path}/repository}}\n"
             f"encryption: {{gnupg_home: {keys.public_home}, recipients: [{keys.user_id}]}}\n")
         patch.chdir(path)
-        patch.setattr("backupd.app.tables.stagings", lambda _connection: ())  # no server is there to be asked
+        # No server is there to be asked.
+        patch.setattr("backupd.app.tables.refuse_stranger", lambda *_asked: None)
+        patch.setattr("backupd.app.tables.stagings", lambda _connection: ())
         patch.setenv("BACKUPD_CONFIG", str(path / "backupd.yaml"))
         patch.setenv("BACKUPD_RUNTIME", str(path / "run"))
         with open_catalog(f"sqlite:///{path}/catalog.db") as catalog:
