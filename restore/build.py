@@ -20,6 +20,7 @@ from backupd.engine.launch import options_for_copy
 from backupd.engine.objects import SEQUENCE, TABLE, list_objects
 from backupd.engine.physical import LeftOut, PhysicalTool, nothing, verify_files
 from backupd.engine.tablefiles import absent
+from backupd.model.backup import partial_words
 from backupd.model.errors import DamagedError
 from backupd.model.inventory import BaseTable
 from backupd.model.progress import Report
@@ -155,9 +156,7 @@ def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
     known = frozenset(facts.missing)
     _refuse_lost([table.name for table in absent(_copied(last), list(files), {})], last,
                  "are not in the prepared copy", "nothing was put in place; ")
-    names = ", ".join(sorted(name.shown for name in known))
-    told = f"{last.header.backup_id} is partial: {len(known)} tables are not in it and did not come back: {names}"
-    return (told,) if known else ()
+    return (partial_words(last.header.backup_id, (name.shown for name in known)),) if known else ()
 
 
 def compare_named(connection: Connection, last: Loaded) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from backupd.model.backup import BackupKind, BackupRecord, BackupState
+from backupd.model.backup import BackupKind, BackupRecord, BackupState, partial_words
 from backupd.model.binlog import ReplayMethod, Stop
 from backupd.model.clock import format_time
 from backupd.model.errors import NotFoundError, RefusedError, UnknownNameError
@@ -99,8 +99,7 @@ def make_plan(
     told = {text: b.id for b in chain for text in b.warnings}  # once, of the last backup that has it
     warnings += [f"{of}: {text}" for text, of in told.items()]
     if chain[-1].missing:
-        warnings.append(f"{chain[-1].id} is partial: {len(chain[-1].missing)} tables are not in it and do not come "
-                        f"back: {', '.join(chain[-1].missing)}")
+        warnings.append(partial_words(chain[-1].id, chain[-1].missing))
     replay, until = found.choice.replay, found.stop
     rates = {**DEFAULT_RATES, **preferences.rates}
     plan = Plan(

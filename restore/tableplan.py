@@ -129,7 +129,8 @@ def no_table(asked: str, known: Iterable[TableName], backup_id: str) -> NoTableE
     near = get_close_matches(asked.replace("`", "").lower(), shown, n=1)
     return NoTableError(f"no table fits {asked} in backup {backup_id}",
                         hint=f"did you mean {shown[near[0]]}? Names are case-sensitive" if near else
-                        "names are case-sensitive: schema.table, with * for any text")
+                        "names are case-sensitive: schema.table, with * for any text; if it was made after this "
+                        "backup, restore from a later one (backupd backups), or the whole server")
 
 
 def choose(candidates: Sequence[Candidate], impossible: Sequence[Impossible], goals: Sequence[TableGoal],

@@ -192,7 +192,7 @@ def _missed(wiring: Wiring, server: ServerSettings) -> str:
     if state.server_uuid != branches[-1].server_uuid or place is None or place <= last_of(last) or (
             state.history and same_state(branches[-1].executed(last.gtids_after), state.history)):
         return ""
-    return (f"{server.name} has written up to {state.position.file}:{state.position.pos} since, and its binary log is "
+    return (f"the server has written up to {state.position.file}:{state.position.pos} since, and its binary log is "
             f"archived up to {branches[-1].file(last.last_number)}:{last.last_pos}")
 
 

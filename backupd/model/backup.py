@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -114,6 +114,12 @@ class BackupRecord:
             "protected": self.protected, "apart": self.apart, "foreign": self.foreign,
             "copies": [copy.as_json() for copy in self.copies],
         }
+
+
+def partial_words(backup_id: str, names: Iterable[str]) -> str:
+    """What a plan, and the restore that follows it, say of a physical backup without these tables."""
+    listed = sorted(names)
+    return f"{backup_id} is partial: {len(listed)} tables are not in it and do not come back: {', '.join(listed)}"
 
 
 @dataclass(frozen=True, slots=True)

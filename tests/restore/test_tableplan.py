@@ -96,7 +96,8 @@ def test_a_mistyped_table_is_told_as_one_whatever_else_is_wrong() -> None:
         assert (told.value.message, told.value.hint) == (
             "no table fits shop.ordes in backup B2", "did you mean shop.orders? Names are case-sensitive")
     assert no_table("other.thing", [ORDERS], "B2").hint == (
-        "names are case-sensitive: schema.table, with * for any text")
+        "names are case-sensitive: schema.table, with * for any text; if it was made after this backup, restore from a "
+        "later one (backupd backups), or the whole server")
 
 
 def test_measured_rates_and_the_objective_count() -> None:
