@@ -20,7 +20,7 @@ from backupd.engine.client import Connection
 from backupd.engine.probe import examine
 from backupd.model.backup import BackupKind
 from backupd.model.clock import format_time
-from backupd.model.errors import BackupdError, ServerError
+from backupd.model.errors import BackupdError, RefusedError, ServerError
 from backupd.recovery.lineage import strangers
 from policies.contradictions import distances
 from policies.lint import advice, crowds, not_yet_active, streams
@@ -100,6 +100,8 @@ def _identity(wiring: Wiring, server: str, connection: Connection) -> list[Findi
             return finding_of(meet(wiring, server, session, examine(session, tolerant=True).info, adopt=False), server)
     except ServerError:
         return []
+    except RefusedError as refused:
+        return [error("identity", f"{refused.message}: {refused.detail}", refused.hint)]
 
 
 def _catalog(wiring: Wiring) -> list[Finding]:

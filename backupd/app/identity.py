@@ -29,6 +29,7 @@ from backupd.model.binlog import Branch, BranchReason
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, NotFoundError, RefusedError
 from backupd.model.event import Event, Severity
+from backupd.model.gtid import covers
 from backupd.model.identity import STRANGER, Identity, Verdict
 from backupd.model.manifest import Header
 from backupd.model.server import Flavour, ServerInfo
@@ -58,10 +59,16 @@ def meet(wiring: Wiring, server: str, session: Session, info: ServerInfo, *, ado
     what was found, and say so where it is a stranger or has taken over. None where it tells no uuid. Without ``adopt``
     the first one of all is not kept, and None: whoever only looks does not decide which server is meant.
 
-    Raises CatalogError, ServerError.
+    Raises CatalogError, ServerError; RefusedError for a copy of our data directory: its backups would say to be ours.
     """
     known = known_of(wiring, server)
     address = session.connection.address
+    if info.flavour is not Flavour.MARIADB and _has_moved(known, info.server_uuid, address):
+        archived, executed = _archived(wiring, server, known).gtids, _executed(session, info, mariadb=False)
+        if archived and executed and not covers(executed, archived, mariadb=False):
+            copied = _copied(wiring, server, known, f"{info.server_uuid} at {address}", address,
+                             f"lacks the last archived transactions ({archived[:200]})")
+            raise stranger_refused(copied, "nothing is done with it")
     if (found := _same(wiring, server, info.server_uuid, known, address)) is not None:
         return found
     if not info.server_uuid or (not known and not adopt):
@@ -79,6 +86,10 @@ def meet_stream(wiring: Wiring, server: str, state: SourceState, branch: Branch,
     streamed before. MariaDB makes its uuid from a network address and the port: a restart may change it. Raises
     CatalogError."""
     known = known_of(wiring, server)
+    if (not state.mariadb and branch.reason in (BranchReason.LOST_TAIL, BranchReason.UNKNOWN)
+            and _has_moved(known, state.server_uuid, address)):
+        return _copied(wiring, server, known, branch.id, address,
+                       "its binary log lacks the end of what is archived; here it stands by the id of its branch")
     if (found := _same(wiring, server, state.server_uuid, known, address)) is not None or not state.server_uuid:
         return found
     forked = took_over(branch, state.server_uuid, is_at_home=_is_at_home(known, address))
@@ -128,6 +139,32 @@ def _is_at_home(known: Sequence[Identity], address: str) -> bool:
     return any(one.address == address for one in known if not one.is_stranger)
 
 
+def _has_moved(known: Sequence[Identity], uuid: str, address: str) -> bool:
+    """Does a server that tells the known ``uuid`` answer where none of ours did? MySQL keeps it in its data directory,
+    so that a copy of that tells it, too. One that an operator accepted there counts as ours."""
+    ours = [one for one in known if not one.is_stranger]
+    return (any(one.uuid == uuid and one.address for one in ours)
+            and not any(address == one.address for one in ours))
+
+
+def _copied(wiring: Wiring, server: str, known: Sequence[Identity], name: str, address: str, why: str) -> Identity:
+    """Keep that a copy of our data directory answers, as ``name``, and say so."""
+    now = wiring.clock()
+    before = next((one for one in known if one.uuid == name), None)
+    found = Identity(server, name, Verdict.STRANGER, before.since if before else now, now, address=address, evidence=(
+        f"it has the server_uuid of the known server, which answered at another address, and {why}: a copy of its data "
+        "directory, or the server itself with older data"))
+    wiring.catalog.identities.put(found)
+    _told_stranger(wiring, found, [one.uuid for one in known if not one.is_stranger])
+    return found
+
+
+def _told_stranger(wiring: Wiring, found: Identity, ours: Sequence[str]) -> None:
+    Incidents(wiring.catalog).broken(CHANGED, Event(
+        wiring.clock(), CHANGED.broken, Severity.ERROR, server=found.server, message=_words(found, ours),
+        detail=f"known under this name: {', '.join(ours)}", hint=accept_hint(found.server)))
+
+
 def _same(wiring: Wiring, server: str, uuid: str, known: Sequence[Identity], address: str) -> Identity | None:
     """The row of a server that is known to be the right one. What a stranger left open is over then."""
     found = next((one for one in known if one.uuid == uuid and not one.is_stranger), None)
@@ -152,9 +189,7 @@ def _keep(wiring: Wiring, server: str, known: Sequence[Identity], met: Met, addr
     wiring.catalog.identities.put(found)
     ours = [one.uuid for one in known if not one.is_stranger]
     if found.is_stranger:
-        Incidents(wiring.catalog).broken(CHANGED, Event(
-            now, CHANGED.broken, Severity.ERROR, server=server, message=_words(found, ours),
-            detail=f"known under this name: {', '.join(ours)}", hint=accept_hint(server)))
+        _told_stranger(wiring, found, ours)
         return found
     Incidents(wiring.catalog).mended(CHANGED, Event(
         now, CHANGED.mended, Severity.INFO, f"{met.uuid} is {server}: {why}", server=server))
@@ -226,6 +261,9 @@ def accept(wiring: Wiring, server: str, by: str) -> Identity:
         raise RefusedError(f"no other server answered under the name {server}, so there is nothing to accept",
                            detail="\n".join(f"{one.uuid}: {one.evidence}" for one in known),
                            hint=f"`backupd check {server}` compares the server that answers now")
+    for one in strangers[:-1]:  # a copy of the data directory stands by its address, and by its branch
+        if one.address and one.address == strangers[-1].address:
+            wiring.catalog.identities.accept(one, by)
     found = wiring.catalog.identities.accept(
         replace(strangers[-1], evidence=f"accepted by {by} at {format_time(wiring.clock())}: "
                                         f"{strangers[-1].evidence}"), by)
@@ -245,7 +283,7 @@ def own_branches(wiring: Wiring, server: str) -> tuple[Branch, ...]:
     begun = min(one.since for one in known)
 
     def is_own(branch: Branch) -> bool:
-        found = verdicts.get(branch.server_uuid)
+        found = verdicts.get(branch.id) or verdicts.get(branch.server_uuid)
         if found is None:
             return not branch.server_uuid or branch.noticed_at <= begun
         return not found.is_stranger
@@ -292,7 +330,7 @@ def _archived(wiring: Wiring, server: str, known: Sequence[Identity]) -> Archive
     uuids = {one.uuid for one in ours}
     places = [(record.finished_at, record.position.gtid) for record in wiring.catalog.backups.list(server)
               if record.server_uuid in uuids and record.position.gtid]
-    branches = [branch for branch in wiring.catalog.binlogs.branches(server) if branch.server_uuid in uuids]
+    branches = [branch for branch in own_branches(wiring, server) if branch.server_uuid in uuids]
     if branches:
         runs = [run for run in wiring.catalog.binlogs.runs(server) if run.branch == branches[-1].id]
         if runs:

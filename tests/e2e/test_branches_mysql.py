@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from backupd.catalog.session import open_catalog
 from backupd.model.server import Version
-from tests.e2e.forked import POLICY_EXTRA, Source, diary
+from tests.e2e.forked import POLICY_EXTRA, Source, diary, frozen
 from tests.e2e.house import SERVER, House
 from tests.support.keys import Keys
 from tests.support.places import give_to_database
@@ -154,3 +155,37 @@ def test_who_answers_is_compared_a_stranger_a_replica_that_took_over_and_the_ser
         told = [event.kind for event in sorted(catalog.events.list(server=SERVER, limit=1000), key=lambda e: e.number)
                 if event.kind in ("server-changed", "server-known", "server-failover")]
     assert told == ["server-changed", "server-known", "server-failover"]
+
+
+def test_a_copy_of_the_data_directory_that_answers_elsewhere_is_a_stranger_though_it_tells_our_uuid(
+        stack: Stack, source: Source) -> None:
+    house, server = source.house, source.server
+    if refused(stack, house) or not server.scalar("SELECT @@GLOBAL.gtid_mode = 'ON'"):
+        return
+    first = house.backup()
+    source.write("before")
+    source.stream()
+    image = house.base / "image"
+    with frozen(server.pid):
+        subprocess.run(["cp", "-a", "--sparse=always", str(server.datadir), str(image)], check=True)
+    source.write("after the image")
+    source.stream()
+    line = house.ok("timeline", SERVER)
+    with stack.make(tcp=True, datadir=image) as copy:
+        assert copy.scalar("SELECT @@server_uuid") == server.scalar("SELECT @@server_uuid")
+        copy.execute("CREATE DATABASE in_the_copy")
+        house.server = copy
+        house.write()
+        source.stream()
+        for command in (("check", SERVER), ("backup", SERVER, "--kind", "full"), ("leftovers", SERVER)):
+            said = house.fails(*command).all
+            assert "another server answers under this name" in said, said
+            assert "a copy of its data directory" in said
+        assert [one["id"] for one in house.backups()] == [first["id"]]
+        told = house.ok("timeline", SERVER)
+        assert (told["latest"], len(told["branches"])) == (line["latest"], 1)
+        assert "--accept-older" in source.is_refused("latest")
+        house.server = server
+        house.write()
+    house.remove_datadir(image)
+    assert house.run("check", SERVER).code == 0
