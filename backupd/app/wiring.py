@@ -32,7 +32,8 @@ from backupd.model.errors import (
     RefusedError,
 )
 from backupd.model.event import Event, Severity
-from backupd.process.runtime import runtime_directory
+from backupd.process.folders import PASSABLE
+from backupd.process.runtime import passable_directory
 from backupd.transfer.identity import identity_key
 from backupd.transfer.inventory import backup_ids
 from backupd.transfer.keyring import KeyInfo, resolve_recipients
@@ -310,9 +311,10 @@ class Wiring:
 
     @contextmanager
     def workdir(self, name: str) -> Iterator[Path]:
-        """An empty private folder for a tool's own needs, gone afterwards."""
-        path = runtime_directory() / name
-        path.mkdir(mode=0o700)
+        """An empty folder for a tool's own needs, gone afterwards. Others pass through it to what is theirs."""
+        path = passable_directory() / name
+        path.mkdir()
+        path.chmod(PASSABLE)  # whatever the umask is
         try:
             yield path
         finally:

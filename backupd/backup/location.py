@@ -11,9 +11,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from backupd.backup.finding import Finding, error, fine, warning
-from backupd.engine.census import system_files
+from backupd.backup.finding import Finding, error, fine, from_error, warning
+from backupd.engine.census import CLONE, system_files
 from backupd.engine.client import Session
+from backupd.engine.livedata import reader_of, survey
+from backupd.model.errors import RefusedError
 from backupd.model.server import ServerInfo
 
 _PROXIES = ("proxysql", "maxscale", "mysql-router", "mysqlrouter", "haproxy", "vitess")
@@ -39,6 +41,19 @@ def elsewhere(session: Session, info: ServerInfo) -> str | None:
         return None
     return (f"the server says it runs on {info.hostname}, this is {socket.gethostname()}: a physical backup reads the "
             "server's files, so it must run on the database host")
+
+
+def examine_owners(info: ServerInfo, tool: str) -> Iterator[Finding]:
+    """Do others own what ``tool`` (its name) would copy, or would it have to run as root?"""
+    datadir = Path(info.datadir)
+    if not os.access(datadir, os.R_OK | os.X_OK, effective_ids=True):
+        return  # which is told
+    try:
+        reader_of(datadir)
+        if tool != CLONE:  # the server copies itself, and follows none
+            survey(datadir).refuse()
+    except RefusedError as problem:
+        yield from_error("datadir", problem)
 
 
 def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from backupd.backup.binarylog import Streaming, examine_binary_log
 from backupd.backup.coverage import examine_coverage, recommend
 from backupd.backup.finding import Finding, error, fine, from_error, warning
-from backupd.backup.location import examine_location
+from backupd.backup.location import examine_location, examine_owners
 from backupd.backup.sight import examine_sight
 from backupd.engine.census import has_rocksdb
 from backupd.engine.client import Connection, Session
@@ -195,6 +195,7 @@ def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[F
         yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version} (by its "
                            "version; not probed: a copy)")
         yield from (warning("tool", sentence) for sentence in shortcomings(physical, info, paths=spec.programs))
+        yield from examine_owners(info, tool.name)
         yield from examine_coverage(list_tables(session), info.flavour, tool.name, spec.logical)
 
 

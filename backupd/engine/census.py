@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _ELSEWHERE = frozenset({"FEDERATED", "SPIDER", "CONNECT", "S3", "SPHINX", "NDBCL
 
 _TEMPORARY = frozenset({"innodb_temporary", "innodb_temp"})
 _LINKED_FILES = ("MYD", "MYI", "MAD", "MAI")
+_LONGEST_LINK = 4096
 _SHOWN = 10
 
 
@@ -207,8 +209,17 @@ def _linked_tables(schema: str, files: Iterable[os.DirEntry[str]]) -> Iterator[E
             yield ExternalPath("tablespace", f"{schema}/{name}", os.path.realpath(file.path))
         elif ending == "isl":
             with contextlib.suppress(OSError):  # dropped since, or not ours to read: SQL knows it too
-                target = Path(file.path).read_text(encoding="utf-8", errors="surrogateescape").strip()
-                yield ExternalPath("tablespace", f"{schema}/{name}", target)
+                yield ExternalPath("tablespace", f"{schema}/{name}", linked_tablespace(Path(file.path)))
+
+
+def linked_tablespace(path: Path) -> str:
+    """Where the tablespace is of which the server wrote the file ``path`` (``.isl``). Raises OSError, also where
+    something else than a file was put in its place."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is no file")
+        return os.fsdecode(file.read(_LONGEST_LINK)).strip()
 
 
 def _engine_warnings(tables: Sequence[Table], flavour: Flavour) -> Iterator[str]:

@@ -46,6 +46,7 @@ from backupd.engine.commitlock import CommitLock
 from backupd.engine.ingest import ingest
 from backupd.engine.inventory import Contents, base_tables
 from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
+from backupd.engine.livedata import reader_of
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, Stock, nothing
 from backupd.engine.probe import probe, read_dialect
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames
@@ -141,7 +142,7 @@ class CloneCapture:
         self._contents = Contents()
         self._folder = Path()
         self._info: ServerInfo | None = None
-        self._owner = -1
+        self._owner, self._user = -1, ""
         self._size = 0
         self._ours = False
 
@@ -164,7 +165,7 @@ class CloneCapture:
                             hint="name the server's own program under `programs: {mysqld: ...}`")
         with request.connection.connect() as session:
             cloneplugin.refuse_unfit(session, info)
-        self._owner = _owner_of(Path(info.datadir))
+        self._owner, self._user = _owner_of(Path(info.datadir))
         with contextlib.ExitStack() as stack:
             self._ours = stack.enter_context(cloneplugin.loaded(request.connection, self._tell))
             self._folder = _make_folder(stack, request.spool, self._owner)
@@ -266,7 +267,7 @@ class CloneCapture:
             program=self.tool.path, datadir=copy, directory=self._folder / "run",
             options={**options_for_copy(copy, info.variables), "performance_schema": "ON",
                      "plugin_load_add": "mysql_clone.so"},
-            user=pwd.getpwuid(self._owner).pw_name)
+            user=self._user)
         self._tell("starting the copy")
         server = LaunchedServer(config, cancel=self._request.cancel)
         with server, server.connection.connect() as session:
@@ -319,17 +320,15 @@ def _make_folder(stack: contextlib.ExitStack, spool: Path, owner: int) -> Path:
     return made
 
 
-def _owner_of(datadir: Path) -> int:
-    """The user id of the server. Raises RefusedError when its files are not here, or not ours to read."""
-    try:
-        owner = datadir.stat().st_uid
-    except OSError as error:
-        raise RefusedError(f"the server's data directory {datadir} is not on this host: {error.strerror}",
-                           hint="CLONE writes on the server's host: run the service there") from error
+def _owner_of(datadir: Path) -> tuple[int, str]:
+    """The server's user, by number and as whom its copy is started. Raises RefusedError when its files are not here,
+    or not ours to read, or root's."""
+    user = reader_of(datadir)
+    owner = datadir.stat().st_uid
     if os.geteuid() not in (0, owner):
         raise RefusedError(f"the server runs as uid {owner}, this process as uid {os.geteuid()}: it could not read "
                            "what CLONE writes", hint="run the service as root or as the server's user")
-    return owner
+    return owner, user or pwd.getpwuid(owner).pw_name
 
 
 def _refuse_no_room(datadir: Path, folder: Path) -> int:

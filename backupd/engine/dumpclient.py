@@ -33,14 +33,15 @@ from backupd.engine.clientoptions import client_options, has_modes
 from backupd.engine.ddltext import Columns
 from backupd.engine.dumping import DumpedFile, DumpRequest, DumpTable
 from backupd.engine.dumpsplit import Splitter
+from backupd.engine.handover import handed_over
 from backupd.engine.rowtext import has_empty_member
+from backupd.engine.sandbox import worker
 from backupd.engine.tables import list_tables
 from backupd.engine.toolset import NO_PATHS, find_tool
 from backupd.model.errors import BackupdError, CancelledError, ToolError
 from backupd.model.server import Flavour, Tool, Version
 from backupd.model.table import TableName
 from backupd.process.command import Command
-from backupd.process.optionfile import option_file
 from backupd.process.pipeline import Pipeline
 
 PROGRAMS: Mapping[Flavour, tuple[str, ...]] = {
@@ -178,9 +179,10 @@ class ClientDumpRun:
     def __enter__(self) -> Self:
         try:
             # Relative to nothing: the tool reads only this file, and gets the password in no other way.
-            options = self._resources.enter_context(option_file(
-                client_options(self._request.connection, modes=has_modes(self._tool))))
-            command = Command((self._tool.path, f"--defaults-file={options}", *self._arguments()))
+            handed = self._resources.enter_context(handed_over(
+                self._request.connection, worker(), partial(client_options, modes=has_modes(self._tool))))
+            command = handed.confined(
+                Command((self._tool.path, f"--defaults-file={handed.options}", *self._arguments()), user=worker()))
             self._pipeline = Pipeline([command], log=self._request.log, on_stderr=self._hear)
         except BaseException:
             self._resources.close()

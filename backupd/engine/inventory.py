@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import threading
 import time
 from collections import defaultdict
@@ -383,8 +384,11 @@ class Stocktaking:
         return sorted(found)
 
     def _open(self, path: str) -> None:
-        descriptor = os.open(self._datadir / path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self._datadir / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != self._datadir.stat().st_uid:
+            os.close(descriptor)  # a link of the database's user to somebody else's file
+            return
         self._held.setdefault(table_of(stem_of(path)), []).append(
             _Held(path, descriptor, status.st_size, status.st_mtime_ns))
 

@@ -70,12 +70,11 @@ _CHECKPOINTS = (0x1000, 0x2000)
 class MariaBackup:
     """The physical tool of MariaDB servers."""
 
-    def __init__(self, tool: Tool, names: ReceiptNames, *, runtime: Path | None = None) -> None:
-        """``tool``: found by toolset; ``names``: what it calls its receipts; ``runtime``: a private folder
-        for option files (default: this process's own)."""
+    def __init__(self, tool: Tool, names: ReceiptNames) -> None:
+        """``tool``: found by toolset; ``names``: what it calls its receipts."""
         self._tool = tool
         self._made = StreamingTool(
-            tool, names, Dialect.MARIADB, arguments=lambda _request: (), hints=HINTS, moment=_MOMENT, runtime=runtime)
+            tool, names, Dialect.MARIADB, arguments=lambda _request: (), hints=HINTS, moment=_MOMENT)
 
     @property
     def tool(self) -> Tool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backupd.engine.client import Connection
 from backupd.engine.clientoptions import ssl_mode
@@ -97,7 +97,8 @@ class MyDumper:
         return next(self._objections(table, columns), "")
 
     def run(self, request: DumpRequest) -> MyDumperRun:
-        return MyDumperRun(self._tool, self.arguments(request), self.settings(), self._line.manner, request)
+        return MyDumperRun(self._tool, lambda connection: self.arguments(replace(request, connection=connection)),
+                           self.settings(), self._line.manner, request)
 
     def _objections(self, table: DumpTable, columns: Columns) -> Iterator[str]:
         halves = (table.name.schema, table.name.table)

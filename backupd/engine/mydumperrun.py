@@ -19,23 +19,29 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from backupd.engine.client import Connection
 from backupd.engine.dumping import DumpedFile, DumpRequest
+from backupd.engine.handover import Groups, handed_over, owner_of
 from backupd.engine.insertfile import inspect
 from backupd.engine.mydumperlog import DumpLog, Metadata, read_metadata
 from backupd.engine.rowtext import settings
+from backupd.engine.sandbox import worker
 from backupd.engine.tables import table_names
-from backupd.model.errors import CancelledError, ToolError
+from backupd.model.errors import CancelledError, RefusedError, ToolError
 from backupd.model.server import Tool
 from backupd.model.table import TableName
 from backupd.process.command import Command
-from backupd.process.optionfile import option_file
+from backupd.process.family import family
+from backupd.process.folders import make_passable
+from backupd.process.otherfolders import give, is_plain
 from backupd.process.pipeline import describe_exit
+from backupd.process.run import run
 from backupd.process.stderr import StderrReader
 from backupd.process.supervise import Child, spawn, stop
 
@@ -68,11 +74,15 @@ class Manner:
 
 
 class MyDumperRun:
-    """See ``dumping.DumpRun``. ``arguments``: without option file and folders; ``settings``: session variables."""
+    """See ``dumping.DumpRun``. ``arguments``: for a connection, without option file and folders; ``settings``: session
+    variables.
 
-    def __init__(self, tool: Tool, arguments: Sequence[str], settings: Mapping[str, str], manner: Manner,
-                 request: DumpRequest) -> None:
-        self._tool, self._arguments, self._settings = tool, tuple(arguments), settings
+    mydumper is never root. It writes into a folder of its own, and what it made there is opened only after it was taken
+    away from it."""
+
+    def __init__(self, tool: Tool, arguments: Callable[[Connection], Sequence[str]], settings: Mapping[str, str],
+                 manner: Manner, request: DumpRequest) -> None:
+        self._tool, self._arguments, self._settings = tool, arguments, settings
         self._request = request
         self._names = {(table.name.schema, table.name.table): table.name for table in request.tables}
         self._log = DumpLog(self._names.values(), whole=manner.whole)
@@ -101,11 +111,22 @@ class MyDumperRun:
             omit = request.folder / "omit"
             stack.callback(omit.unlink, missing_ok=True)
             self._write_omitted(omit)
-            groups = self._option_groups()
-            path = stack.enter_context(option_file(groups))
-            self._command = Command((self._tool.path, f"--defaults-file={path}", f"--outputdir={self._out}",
-                                     f"--omit-from-file={omit}", *self._arguments),
-                                    env={"CHARSET": "UTF-8"})  # else names in its log are escaped
+            user = worker()
+            handed = stack.enter_context(handed_over(request.connection, user, self._option_groups))
+            self._out.mkdir(mode=0o700)
+            if (owner := owner_of(user)) is not None:
+                make_passable(request.folder)
+                give(self._out, owner)
+                give(omit, owner)
+            # Relative to where it begins: it may not be able to come there by any path.
+            plain = Command((self._tool.path, f"--defaults-file={handed.options}", f"--outputdir={self._out.name}",
+                             f"--omit-from-file={omit.name}", *self._arguments(handed.connection)),
+                            env={"CHARSET": "UTF-8"},  # else names in its log are escaped
+                            cwd=request.folder, user=user)
+            try:
+                self._command = handed.confined(plain, readable=[request.folder], writable=[self._out])
+            except RefusedError:
+                self._command = plain
             self._stack = stack.pop_all()
         return self
 
@@ -204,8 +225,12 @@ class MyDumperRun:
             self._voice.finish()
             if self._voice.failure is not None:
                 raise self._voice.failure
+        told = self._request.folder / "metadata"
         with contextlib.suppress(FileNotFoundError):
-            self._metadata = read_metadata((self._out / "metadata").read_text(encoding="utf-8", errors="replace"))
+            (self._out / told.name).rename(told)
+            self._stack.callback(told.unlink, missing_ok=True)
+            if is_plain(told):
+                self._metadata = read_metadata(told.read_text(encoding="utf-8", errors="replace"))
 
     def _complete(self, *, ended: bool) -> list[Path]:
         """Files that nobody writes any more, in the order of their names."""
@@ -221,23 +246,40 @@ class MyDumperRun:
 
     def _open_inodes(self) -> Iterator[int]:
         device = self._out.stat().st_dev
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            for link in Path(f"/proc/{self._running().pid}/fd").iterdir():
+        for pid in family(self._running().pid):  # it may be in a sandbox
+            for number, inode in self._open_files(pid):
+                if number == device:
+                    yield inode
+
+    def _open_files(self, pid: int) -> Iterator[tuple[int, int]]:
+        """Device and inode of each."""
+        try:
+            for link in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                     status = link.stat()
-                    if status.st_dev == device:
-                        yield status.st_ino
+                    yield status.st_dev, status.st_ino
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        except PermissionError:  # root in a container may not look at another user's process, and that one may
+            asked = Command(("find", "-L", f"/proc/{pid}/fd", "-maxdepth", "1", "-printf", "%D %i\n"), user=worker())
+            for line in run(asked, check=False).stdout.split(b"\n")[:-1]:
+                number, inode = line.split()
+                yield int(number), int(inode)
 
     def _take(self, place: Path) -> DumpedFile | None:
         """Move it away and look at it. None: it is not to be handed over."""
         self._handed += 1
         path = self._request.folder / f"{self._handed:08d}.sql"
         try:
-            if not place.stat().st_size:
+            if not place.lstat().st_size:
                 return None  # mydumper removes it itself
             place.rename(path)
         except FileNotFoundError:
             return None  # renamed or removed just now: seen again next time, or never
+        if not is_plain(path):
+            path.unlink()
+            raise ToolError(f"{self._tool.name} was to write {place.name}, and that is no plain file of its own",
+                            hint="somebody else writes in its folder, or the server that it reads is hostile")
         match = _FILE.fullmatch(place.name)
         name = self._names.get((match["schema"], match["table"])) if match else None
         if name is None:
@@ -262,7 +304,7 @@ class MyDumperRun:
         waiting = 0
         for path in self._complete(ended=False):
             with contextlib.suppress(FileNotFoundError):
-                waiting += path.stat().st_size
+                waiting += path.lstat().st_size
         disk = os.statvfs(self._request.folder)
         full = waiting > 0 and disk.f_bavail * disk.f_frsize < LITTLE_ROOM
         self._hold("files", held=full or waiting > WAITING_CHUNKS * self._request.chunk_bytes)
@@ -321,9 +363,9 @@ class MyDumperRun:
         path.touch(mode=0o600)
         path.write_text("".join(lines), encoding="utf-8")
 
-    def _option_groups(self) -> dict[str, dict[str, str | None]]:
+    def _option_groups(self, connection: Connection) -> Groups:
         """Read by the client library in mydumper and, from 0.16 on, as a key file: no switches without a value."""
-        groups = self._request.connection.option_groups()
+        groups = connection.option_groups()
         client = groups["client"]
         if client.get("host") == "localhost":
             # The library takes this one name for "the socket", whatever the protocol.

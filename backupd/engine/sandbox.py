@@ -30,7 +30,7 @@ from pathlib import Path
 from backupd.engine.installation import SYSTEM_FOLDERS, is_of_the_system
 from backupd.engine.installation import places as program_places
 from backupd.model.errors import BackupdError, RefusedError
-from backupd.process.command import Command, find_account, locate
+from backupd.process.command import Command, become, find_account, locate
 from backupd.process.run import run
 
 WORKER = "backupd-sandbox"
@@ -176,8 +176,7 @@ def _framed(
     if way is Way.ROOT and user is not None:
         for power in ("CAP_SETUID", "CAP_SETGID", "CAP_DAC_READ_SEARCH"):  # until the user is that one
             argv += ["--cap-add", power]
-        argv += ["--", "setpriv", "--reuid", user, "--regid", str(find_account(user).pw_gid), "--init-groups",
-                 "--inh-caps", "-all", "--no-new-privs"]
+        argv += ["--", "setpriv", *become(user), "--inh-caps", "-all"]
         user = None
     return replace(command, argv=(*argv, "--", command.located(), *command.argv[1:]), user=user, cwd=None,
                    wrapped=command.program)

@@ -8,7 +8,9 @@ stream that is cut between two files looks complete, and the tools exit with 0 o
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +19,10 @@ from typing import Self
 
 from backupd.engine.client import Connection
 from backupd.engine.datafiles import swapped
+from backupd.engine.handover import Groups, handed_over, owner_of
 from backupd.engine.imports import existing_tables
 from backupd.engine.inventory import Contents, Stocktaking
+from backupd.engine.livedata import LiveData, look_at
 from backupd.engine.lockwatch import LockWatch
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, Hole, Remove, Rename, Stock
 from backupd.engine.receipts import ReceiptCollector, ReceiptNames, parse_receipts
@@ -27,7 +31,7 @@ from backupd.engine.xbstream import Dialect, Doubts, demultiplex, left_out
 from backupd.model.errors import CancelledError, StreamError, TablesChangedError, ToolError, ToolMissingError
 from backupd.model.server import Position, Receipts, Tool
 from backupd.process.command import Command
-from backupd.process.optionfile import option_file
+from backupd.process.otherfolders import give
 from backupd.process.pipeline import Pipeline
 
 COMPLETED = "completed OK!"
@@ -39,16 +43,15 @@ _VANISHED = re.compile(r"Can't find file: '\./|without redo logging")
 """Printed before a failure, this tells of a table or partition that was dropped or rebuilt while the tool read it."""
 OPEN_FILES = 65536
 """The tools keep every tablespace open while they copy; the system's own limit still holds."""
+_REJECTED = re.compile(r"Access denied for user '[^\n]*'@'[^\n']*'(?! \(using password: YES)")
 _FOREIGN = (".qp", ".lz4", ".zst", ".xbcrypt")
 """What xtrabackup appends to names when an option makes it compress or encrypt."""
-
-Groups = Mapping[str, Mapping[str, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """Empty folders of one run: ``target`` must be named although everything goes to stdout, ``lsn`` gets copies of
-    the receipts."""
+    """Empty folders of one run, the tool's own: ``target`` must be named although everything goes to stdout, ``lsn``
+    gets copies of the receipts."""
 
     target: Path
     lsn: Path
@@ -72,7 +75,6 @@ class StreamingTool:
     lock_seconds: float | None = None
     moment: re.Pattern[str] | None = None
     twice: bool = False
-    runtime: Path | None = None
 
 
 class StreamingCapture:
@@ -85,6 +87,7 @@ class StreamingCapture:
         self._stack = contextlib.ExitStack()
         self._pipeline: Pipeline | None = None
         self._watch: LockWatch | None = None
+        self._live: LiveData | None = None
         self._last_line = ""
         self._ignored: list[str] = []
         self._vanished = ""
@@ -103,21 +106,26 @@ class StreamingCapture:
         return self._log_tail
 
     def __enter__(self) -> Self:
-        """Start the tool. Raises ToolMissingError, ToolError when it cannot be started, ServerError, ValueError for
-        a used workdir."""
+        """Start the tool. Raises ToolMissingError, ToolError when it cannot be started, RefusedError where files of
+        others lie in the data directory, ServerError, ValueError for a used workdir."""
         request = self._request
         if any(request.workdir.iterdir()):
             raise ValueError(f"{request.workdir} is not empty")
+        with request.connection.connect() as session:
+            live = self._live = look_at(session)
+        _allow_open_files()
         folders = Folders(request.workdir / "target", request.workdir / "lsn")
         for folder in (folders.target, folders.lsn):
             folder.mkdir(mode=0o700)
+            if (owner := owner_of(live.reader)) is not None:
+                give(folder, owner)
         arguments = tuple(self._made.arguments(request))
-        groups = self._made.groups(request.connection)
         with contextlib.ExitStack() as stack:
-            path = stack.enter_context(option_file(groups, directory=self._made.runtime))
-            argv = (self.tool.path, f"--defaults-file={path}", *arguments, *self._common(folders))
+            handed = stack.enter_context(handed_over(request.connection, live.reader, self._made.groups))
+            argv = (self.tool.path, f"--defaults-file={handed.options}", *arguments, *self._common(folders, live))
             name = self._made.login_file
-            command = Command(argv, env={name: str(request.workdir / "no-such-file")} if name else {})
+            plain = Command(argv, env={name: str(handed.folder / "no-such-file")} if name else {}, user=live.reader)
+            command = live.reading(plain, handed, (folders.target, folders.lsn))
             stack.enter_context(self._stocktaking)
             self._pipeline = Pipeline([command], on_stderr=self._heard, log=request.log, cancel=request.cancel)
             if self._made.lock_seconds is not None:
@@ -209,6 +217,10 @@ class StreamingCapture:
                     detail=f"{self._vanished}\n{error.detail}",
                     hint="take the backup at a time without such statements") from error
             hint = next((hint for mark, hint in hints.items() if mark in error.detail), error.hint)
+            if self._live is not None and self._live.reader is not None and _REJECTED.search(error.detail):
+                hint = (f"the account answered to this process and not to {self.tool.name}, which runs as "
+                        f"{self._live.reader}: an account that goes by the operating system's user (unix_socket, "
+                        "auth_socket) cannot take physical backups; give it a password (ALTER USER ... IDENTIFIED BY)")
             raise ToolError(error.message, detail=error.detail, hint=hint) from error
         except CancelledError as error:
             if self._watch is None or not self._watch.expired:
@@ -276,7 +288,7 @@ class StreamingCapture:
     def _program(self) -> str:
         return Path(self.tool.path).name
 
-    def _common(self, folders: Folders) -> tuple[str, ...]:
+    def _common(self, folders: Folders, live: LiveData) -> tuple[str, ...]:
         request = self._request
         argv = [
             "--backup",
@@ -290,4 +302,14 @@ class StreamingCapture:
             argv.append(f"--incremental-lsn={request.incremental_lsn}")
         if request.replica:
             argv.append("--slave-info")
+        if live.empty:  # a folder that it may not open would be the end of it
+            argv.append(f"--databases-exclude={' '.join(live.empty)}")
         return tuple(argv)
+
+
+def _allow_open_files() -> None:
+    """Who is not root cannot raise this limit himself. It is left as it is where we may not either."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if os.geteuid() == 0 and hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
+        with contextlib.suppress(ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, OPEN_FILES))

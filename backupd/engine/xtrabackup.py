@@ -144,9 +144,8 @@ _HINTS: Mapping[str, str] = {
 class XtraBackup:
     """The physical tool of MySQL and Percona Server."""
 
-    def __init__(self, tool: Tool, names: ReceiptNames, *, runtime: Path | None = None) -> None:
-        """``tool``: found by toolset; ``names``: what it calls its receipts; ``runtime``: a private folder
-        for option files (default: this process's own)."""
+    def __init__(self, tool: Tool, names: ReceiptNames) -> None:
+        """``tool``: found by toolset; ``names``: what it calls its receipts."""
         self._tool = tool
         self._made = StreamingTool(
             tool,
@@ -159,7 +158,6 @@ class XtraBackup:
             lock_seconds=LOCK_SECONDS,
             moment=_MOMENT if tool.version < _LOCKS_DDL else None,
             twice=tool.version < _LOCKS_DDL,
-            runtime=runtime,
         )
 
     @property

@@ -52,7 +52,8 @@ class Command:
 
     ``argv``: program (name or path) and arguments, never with a secret in it. ``env``: added to the few
     variables that a program inherits (see ``environment``). ``cwd``: its working directory. ``user``: name of
-    the OS user to run as, which needs us to be root. ``wrapped``: name of the program that ``argv`` runs in a
+    the OS user to run as, or ``UID:GID`` of one who has none here (see ``find_account``), which needs us to be root.
+    ``wrapped``: name of the program that ``argv`` runs in a
     sandbox: what fails is that one.
     """
 
@@ -146,8 +147,18 @@ def locate(program: str, path: str | None = None) -> str:
     raise ToolMissingError(f"the program {what}", hint=hint)
 
 
+def become(user: str) -> list[str]:
+    """Options that make setpriv ``user``, for good."""
+    account = find_account(user)
+    groups = "--clear-groups" if ":" in user else "--init-groups"
+    return ["--reuid", str(account.pw_uid), "--regid", str(account.pw_gid), groups, "--no-new-privs"]
+
+
 def find_account(user: str) -> pwd.struct_passwd:
-    """The OS account ``user``. Raises ConfigurationError when there is none."""
+    """The OS account ``user``, a name or ``UID:GID``. Raises ConfigurationError when there is none."""
+    uid, is_pair, gid = user.partition(":")
+    if is_pair:
+        return pwd.struct_passwd((user, "x", int(uid), int(gid), "", "/nonexistent", ""))
     try:
         return pwd.getpwnam(user)
     except KeyError:

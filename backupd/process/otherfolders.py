@@ -59,6 +59,12 @@ def open_to_append(path: Path, *, owner: tuple[int, int] | None = None) -> int:
     return descriptor
 
 
+def is_plain(path: Path) -> bool:
+    """Is it a file with no other name? Ask of what was taken out of another's folder. Raises OSError."""
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+
+
 def give(path: Path, owner: tuple[int, int], mode: int | None = None) -> None:
     """Let what is called ``path`` belong to ``owner`` (user, group), and have ``mode``; of a symbolic link the link
     itself, which has no mode. Raises OSError."""

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from backupd.model.errors import ToolError
-from backupd.process.command import Command, find_account, locate
+from backupd.process.command import Command, become, find_account, locate
 
 POLITE_SECONDS = 2.0
 """How long a program has after SIGINT before SIGKILL."""
@@ -51,7 +51,9 @@ class Child:
                 # Before reaping: until then the group's number cannot belong to somebody else.
                 self._send(signal.SIGKILL)
                 self._popen.wait()
-            return self._popen.returncode
+            code = self._popen.returncode
+            # What ended by a signal in a sandbox, that one tells of as a shell does.
+            return 128 - code if self.command.wrapped and code is not None and code > 128 else code
 
     def wait(self, seconds: float) -> int | None:
         """Like ``poll``, waiting up to ``seconds`` for the exit."""
@@ -109,8 +111,7 @@ def spawn(command: Command, *, stdin: int, stdout: int, stderr: int, pass_fds: S
     """
     argv = ["setpriv", "--pdeathsig", "KILL"]
     if command.user is not None and find_account(command.user).pw_uid != os.geteuid():
-        account = find_account(command.user)
-        argv += ["--reuid", str(account.pw_uid), "--regid", str(account.pw_gid), "--init-groups", "--no-new-privs"]
+        argv += become(command.user)
     argv[0] = locate("setpriv")
     argv += ["--", command.located(), *command.argv[1:]]
     environment = command.environment()

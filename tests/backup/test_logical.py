@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pymysql
 import pytest
@@ -18,6 +21,7 @@ from backupd.model.dump import Outcome
 from backupd.model.errors import CancelledError, RefusedError, ToolError
 from backupd.model.progress import Progress, silent
 from backupd.model.server import Flavour
+from backupd.process.family import family
 from tests.backup.dumped import Shelf, now, paths_of, table
 from tests.backup.meddling import Meddled
 from tests.support import newmydumper, sample
@@ -240,9 +244,8 @@ def test_what_a_killed_mydumper_left_undone_is_done_by_the_next_tool(shelf: Shel
     some_tables(shelf.server, "a", "b", "c", rows=60000)
 
     def kill() -> None:
-        mine = subprocess.run(["pgrep", "-x", "mydumper", "-P", str(threading.main_thread().native_id)],
-                              capture_output=True, text=True, check=True).stdout.split()
-        subprocess.run(["kill", "-9", *mine], check=True)
+        (mine,) = [pid for pid in family(os.getpid()) if Path(f"/proc/{pid}/comm").read_text() == "mydumper\n"]
+        os.kill(mine, signal.SIGKILL)
 
     mydumper = Meddled(mydumper_tool(Flavour.MARIADB), opened=lambda run: run.pause(), before=kill)
     outcome = shelf.dump(tools=[mydumper, ExactDump()])

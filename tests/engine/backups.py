@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +81,15 @@ def give_to_worker(*folders: Path) -> None:
 def give_to(user: str, *folders: Path) -> None:
     for path in (each for folder in folders for each in (folder, *folder.rglob("*"))):
         shutil.chown(path, user, user)
+
+
+def signal_all(word: str, number: signal.Signals) -> list[int]:
+    """To everybody whose command line has ``word`` in it; some go with the first. Who they were."""
+    found = children(word)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return found
 
 
 def children(word: str) -> list[int]:

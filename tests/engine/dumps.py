@@ -82,14 +82,14 @@ def load(server: Server, schema: str, dumped: Dumped, definitions: Iterable[Tabl
 
 
 def processes_in(folder: Path) -> Sequence[int]:
-    """Of the processes that name ``folder`` in their command line."""
+    """Of the programs that work in ``folder``."""
     found = []
     for place in Path("/proc").iterdir():
         if place.name.isdecimal() and int(place.name) != os.getpid():
             try:
-                text = (place / "cmdline").read_bytes()
-            except (FileNotFoundError, ProcessLookupError):
+                name, work = (place / "comm").read_text().strip(), str((place / "cwd").readlink())
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
-            if str(folder).encode() in text and b"mydumper" in text:
+            if name == "mydumper" and work.startswith(str(folder)):
                 found.append(int(place.name))
     return found

@@ -20,8 +20,12 @@ from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, verify
 from backupd.engine.receipts import XTRABACKUP, read_receipts
 from backupd.engine.sandbox import DATABASE_USER, worker
 from backupd.engine.toolset import find_tool
+<<<<<<< HEAD
 from backupd.model.errors import BackupdError, DamagedError, StreamError, ToolError
 from backupd.model.progress import silent
+=======
+from backupd.model.errors import BackupdError, DamagedError, ServerError, StreamError, ToolError
+>>>>>>> c029d77 (The tool of a physical backup runs as the owner of the data directory, and refuses files of others in it)
 from backupd.process.run import run
 from restore.prepare import prepare as prepare_to_restore
 from tests.engine.backups import (
@@ -32,6 +36,7 @@ from tests.engine.backups import (
     give_to_database,
     give_to_worker,
     prepare,
+    signal_all,
     take,
     the_tool,
 )
@@ -166,15 +171,27 @@ class TestCapture:
                 CaptureRequest(connection_to(source), work)):
             pass
 
-    def test_a_wrong_password_is_an_error_with_the_tools_own_words(self, source: PrivateServer, place: Path) -> None:
+    def test_a_wrong_password_is_an_error_that_names_the_settings(self, source: PrivateServer, place: Path) -> None:
         work = place / "denied"
         work.mkdir()
         connection = replace(connection_to(source), password="wrong")
-        with the_tool().capture(CaptureRequest(connection, work)) as capture, pytest.raises(ToolError) as caught:
-            list(capture.events())
+        with pytest.raises(ServerError) as caught, the_tool().capture(CaptureRequest(connection, work)):
+            pass
         assert "Access denied" in caught.value.detail
         assert "defaults_file" in caught.value.hint
-        assert "exited with 1" in caught.value.message
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user than the tool")
+    def test_an_account_that_goes_by_the_os_user_is_told_what_helps(self, source: PrivateServer, place: Path) -> None:
+        work = place / "by-user"
+        work.mkdir()
+        source.execute("ALTER USER root@localhost IDENTIFIED VIA unix_socket")
+        try:
+            connection = replace(connection_to(source), user="root", password="")
+            with the_tool().capture(CaptureRequest(connection, work)) as capture, pytest.raises(ToolError) as caught:
+                list(capture.events())
+        finally:
+            source.execute("ALTER USER root@localhost IDENTIFIED BY ''")
+        assert "which runs as mysql" in caught.value.hint
 
 
 class TestTheToolDies:
@@ -190,8 +207,7 @@ class TestTheToolDies:
                     done += len(event.payload) if isinstance(event, Data) else 0
                     if done > total * share and not killed:
                         killed = True
-                        for pid in children(str(work)):
-                            os.kill(pid, signal.SIGKILL)
+                        signal_all(str(work), signal.SIGKILL)
             assert killed
             assert "SIGKILL" in caught.value.message
             assert "mariadb-backup" in caught.value.message

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.sandbox import confine, is_available, worker
+from backupd.model.errors import ToolError
 from backupd.process.command import Command
 from backupd.process.run import run
 from tests.engine.backups import give_to_worker
@@ -68,3 +69,9 @@ def test_the_user_is_dropped_inside_even_below_folders_closed_to_it(short_tmp: P
     assert _run("id -un; touch mine; grep NoNewPrivs /proc/self/status", inside, user="mysql").split() == [
         "mysql", "NoNewPrivs:", "1"]
     assert (inside / "mine").stat().st_uid != 0
+
+
+def test_a_signal_that_ends_what_is_in_it_is_told_as_one(short_tmp: Path) -> None:
+    command = confine(Command(("sh", "-c", "kill -9 $$"), user=worker()), writable=())
+    with pytest.raises(ToolError, match="sh was killed by SIGKILL"):
+        run(command)

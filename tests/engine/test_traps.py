@@ -20,7 +20,7 @@ from backupd.engine.receipts import read_receipts
 from backupd.engine.xtrabackup import XtraBackup
 from backupd.model.errors import BackupdError, CancelledError, DamagedError, StreamError, ToolError
 from backupd.process.run import run
-from tests.engine.backups import MEMORY, Taken, children, connection_to, give_to_worker, prepare
+from tests.engine.backups import MEMORY, Taken, children, connection_to, give_to_worker, prepare, signal_all
 from tests.engine.stream import Extraction
 from tests.engine.undertest import TOOLS, ToolUnderTest, under_test
 from tests.support.places import short_directory
@@ -93,6 +93,8 @@ class TestAGoodBackup:
     def test_streams_the_files_that_its_own_program_unpacks(self, under: ToolUnderTest, here: Path) -> None:
         raw, own = here / "raw.xbs", here / "own"
         own.mkdir()
+        raw.touch()
+        raw.chmod(0o666)  # for everybody, but not in a sandbox: the wrapper is for none
         taken = under.take(here / "ours", tool=under.wrapped(here, f'"$TOOL" "$@" | tee {raw}'))
         with raw.open("rb") as stream:
             subprocess.run([under.unpack, "-x", "-C", str(own)], stdin=stream, check=True)
@@ -113,8 +115,7 @@ class TestABackupThatIsNotWhole:
                     extraction.take(event)
                     before, done = done, done + (len(event.payload) if isinstance(event, Data) else 0)
                     if before <= half < done:
-                        for pid in children(str(work)):
-                            os.kill(pid, signal.SIGKILL)
+                        signal_all(str(work), signal.SIGKILL)
             with pytest.raises(ValueError, match="not ended"):
                 capture.receipts()
         with pytest.raises(DamagedError, match="can be prepared"):
@@ -241,9 +242,7 @@ class TestStopping:
 
         def send(_event: FileEvent) -> None:
             if not sent:
-                sent.extend(children(str(here / "term.work")))
-                for pid in sent:
-                    os.kill(pid, signal.SIGTERM)
+                sent.extend(signal_all(str(here / "term.work"), signal.SIGTERM))
 
         try:
             taken = under.take(here / "term", on_event=send)

@@ -25,6 +25,7 @@ from backupd.model.errors import (
     ToolError,
 )
 from backupd.model.server import Position, Receipts, Tool, Version
+from backupd.process.runtime import passable_directory
 from tests.engine.backups import children, connection_to
 from tests.engine.stream import Folder, end, sparse, whole
 from tests.engine.xtrabackup_files import (
@@ -69,10 +70,9 @@ class Run:
         self.work = place / "work"
         self.work.mkdir()
         self.log = place / "log"
-        self.runtime = place / "runtime"
-        self.runtime.mkdir()
+        self.runtime = passable_directory()
         tool = Tool("xtrabackup", str(self.standin.path), Version.parse(version), "")
-        self.capture: Capture = XtraBackup(tool, XTRABACKUP, runtime=self.runtime).capture(CaptureRequest(
+        self.capture: Capture = XtraBackup(tool, XTRABACKUP).capture(CaptureRequest(
             connection or connection_to(server), self.work, parallel=3, incremental_lsn=lsn, replica=replica,
             log=self.log, cancel=cancel))
         self.folder = Folder()
@@ -133,7 +133,7 @@ class TestTheCommandLine:
             f'[{group}]\nuser="backup"\npassword="{BACKUP_PASSWORD}"\nsocket="{shared_server.socket}"\n'
             for group in ("client", "xtrabackup"))
         assert BACKUP_PASSWORD not in " ".join(run.standin.arguments)
-        assert not list(run.runtime.iterdir())
+        assert not list(run.runtime.glob("c*"))
         assert run.standin.login_file.is_absolute()
         assert not run.standin.login_file.exists()
 

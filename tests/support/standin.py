@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> int:
     knobs = Knobs(**json.loads((folder / _KNOBS).read_text()))
     if "--version" in words:
         _say(f"xtrabackup version {knobs.version} based on MySQL server 5.7.13 Linux (x86_64) (revision id: )")
-        return 0
+        return 0 if os.access(folder, os.W_OK) else 1  # in a sandbox it could note nothing: it is not for one
     if "--help" in words:
         known = (f"  {name}=#  A text in which --words occur." for name in _KNOWN if name not in knobs.lacks)
         print("Usage: xtrabackup [--defaults-file=#] [OPTIONS]", "  -?, --help  Display this.", *known, sep="\n")
