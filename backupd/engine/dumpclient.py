@@ -26,6 +26,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Self
 

@@ -1,7 +1,8 @@
 """What a program that is not root is handed to reach a server: its option file, and the files for TLS.
 
 They belong to root as a rule, and lie where nobody else passes through. So copies of them lie in a private folder of
-the user that the program runs as, and go with it.
+the user that the program runs as, and go with it. An account without a password may log in as the operating system's
+user: for it the server's socket is opened by us (``socketrelay``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from backupd.engine.client import Connection
 from backupd.engine.installation import is_of_the_system
 from backupd.engine.sandbox import can_confine, confine, is_available
+from backupd.engine.socketrelay import relayed
 from backupd.model.errors import RefusedError
 from backupd.process.command import Command, find_account
 from backupd.process.optionfile import render_options
@@ -39,13 +41,14 @@ class Handed:
     connection: Connection
     ways: tuple[Path, ...]
 
-    def confined(self, command: Command, *, writable: Sequence[Path] = (), readable: Sequence[Path] = ()) -> Command:
+    def confined(self, command: Command, *, writable: Sequence[Path] = (), readable: Sequence[Path] = (),
+                 scratch: bool = True) -> Command:
         """``command`` in a sandbox from which it reaches the server, where anything can be confined; its user is the
         one to whom all this was handed. Raises RefusedError."""
         if not (can_confine(command.argv[0]) and is_available(command.user)):
             return command
         return confine(command, writable=writable, readable=[self.folder, *self.ways, *readable],
-                       network=not self.connection.socket)
+                       network=not self.connection.socket, scratch=scratch)
 
 
 @contextlib.contextmanager
@@ -59,6 +62,7 @@ def handed_over(
     owner = owner_of(user)
     folder = passable_directory() / f"c{secrets.token_hex(6)}"
     folder.mkdir(mode=0o700)
+    relays = contextlib.ExitStack()
     try:
         files: dict[str, str] = {}
         for name in _FILES:
@@ -66,12 +70,16 @@ def handed_over(
                 files[name] = str(folder / f"{name}.pem")
                 write_anew(folder / f"{name}.pem", _content(path, connection), owner=owner)
         handed = replace(connection, ssl={**connection.ssl, **files})
+        if owner is not None and connection.socket and not connection.password:
+            handed = replace(handed, socket=str(folder / "s.sock"))
+            relays.enter_context(relayed(Path(connection.socket), folder / "s.sock", owner))
         options = folder / "options.cnf"
         write_anew(options, render_options(groups(handed)).encode(), owner=owner)
         if owner is not None:
             give(folder, owner, 0o700)
-        yield Handed(folder, options, handed, tuple(_ways_to(connection)))
+        yield Handed(folder, options, handed, tuple(_ways_to(handed)))
     finally:
+        relays.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

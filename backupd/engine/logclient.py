@@ -4,16 +4,12 @@ The name of each file comes in a Rotate event, and the program opens it as it is
 root, and where anything can be confined its folder is all that it can write to; it keeps the host's network. What it
 made lies in that folder, which is its own, and nothing there is opened or believed before it was taken away from it
 (``collect``): one plain file, under the name of a binary log.
-
-Passwords and keys of the connection are handed to it in a private folder, which goes with it. An account without a
-password may log in as the operating system's user: for it the server's socket is opened by us (``socketrelay``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -22,80 +18,48 @@ from pathlib import Path
 
 from backupd.engine.binlogtool import BinlogTool
 from backupd.engine.client import Connection
-from backupd.engine.installation import is_of_the_system
-from backupd.engine.sandbox import can_confine, confine, worker
-from backupd.engine.socketrelay import relayed
+from backupd.engine.handover import Handed, handed_over, owner_of
+from backupd.engine.sandbox import worker
 from backupd.model.errors import MisnamedError, RefusedError
-from backupd.process.command import Command, find_account
-from backupd.process.optionfile import render_options
-from backupd.process.otherfolders import give, write_anew
-from backupd.process.runtime import passable_directory
-
-_HANDED = ("ca", "cert", "key")
-"""Of the options for TLS: files that belong to root as a rule."""
-_RESOLVER = Path("/etc/resolv.conf")
+from backupd.process.command import Command
+from backupd.process.otherfolders import give
 
 
 @dataclass(frozen=True, slots=True)
 class LogClient:
-    """How the program reaches one server. ``options``: its option file; ``readable``: what else it has to see."""
+    """How the program reaches one server."""
 
     tool: BinlogTool
-    options: Path
-    readable: tuple[Path, ...]
+    handed: Handed
 
     def stream(self, folder: Path, first: str, connection_id: int, *, start: int = 0) -> Command:
         """As of BinlogTool; ``folder`` was made by ``make_intake``."""
-        return self._confined(self.tool.stream(self.options, folder, first, connection_id, start=start), folder)
+        return self._confined(self.tool.stream(self.handed.options, folder, first, connection_id, start=start), folder)
 
     def fetch(self, folder: Path, name: str, connection_id: int, *, start: int = 0) -> Command:
         """As of BinlogTool; ``folder`` was made by ``make_intake``."""
-        return self._confined(self.tool.fetch(self.options, folder, name, connection_id, start=start), folder)
+        return self._confined(self.tool.fetch(self.handed.options, folder, name, connection_id, start=start), folder)
 
     def _confined(self, command: Command, folder: Path) -> Command:
         plain = replace(command, user=worker())
-        if not can_confine(self.tool.tool.path):
-            return plain
         try:
-            return confine(plain, writable=[folder], readable=[self.options.parent, *self.readable], network=True,
-                           scratch=False)
+            return self.handed.confined(plain, writable=[folder], scratch=False)
         except RefusedError:  # it cannot come to the folder by its path, and needs none
             return plain
 
 
 @contextlib.contextmanager
 def log_client(tool: BinlogTool, connection: Connection) -> Iterator[LogClient]:
-    """``tool`` for this server while the block lasts. Raises RefusedError, OSError (of files of the connection, too).
-    """
-    owner = _owner()
-    folder = passable_directory() / f"c{secrets.token_hex(6)}"
-    folder.mkdir(mode=0o700)
-    relays = contextlib.ExitStack()
-    try:
-        files: dict[str, str] = {}
-        for name in _HANDED:
-            if path := connection.ssl.get(name):
-                files[name] = str(folder / f"{name}.pem")
-                write_anew(folder / f"{name}.pem", Path(path).read_bytes(), owner=owner)
-        handed = replace(connection, ssl={**connection.ssl, **files})
-        if owner is not None and connection.socket and not connection.password:
-            handed = replace(handed, socket=str(folder / "s.sock"))
-            relays.enter_context(relayed(Path(connection.socket), folder / "s.sock", owner))
-        options = folder / "options.cnf"
-        write_anew(options, render_options(tool.option_groups(handed)).encode(), owner=owner)
-        if owner is not None:
-            give(folder, owner, 0o700)
-        yield LogClient(tool, options, tuple(_ways_to(handed)))
-    finally:
-        relays.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    """``tool`` for this server while the block lasts. Raises RefusedError, OSError."""
+    with handed_over(connection, worker(), tool.option_groups) as handed:
+        yield LogClient(tool, handed)
 
 
 def make_intake(folder: Path) -> None:
     """An empty folder of the program's own, in the place of whatever is called so. Raises OSError."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
-    if (owner := _owner()) is not None:
+    if (owner := owner_of(worker())) is not None:
         give(folder, owner, 0o700)
 
 
@@ -136,23 +100,3 @@ def _opened(folder: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _owner() -> tuple[int, int] | None:
-    user = worker()
-    if user is None:
-        return None
-    account = find_account(user)
-    return account.pw_uid, account.pw_gid
-
-
-def _ways_to(connection: Connection) -> Iterator[Path]:
-    """What it takes to reach the server besides the network."""
-    if connection.socket:
-        yield Path(connection.socket)
-        return
-    if folder := connection.ssl.get("capath"):
-        yield Path(folder)
-    names = _RESOLVER.resolve()
-    if names.exists() and not is_of_the_system(names):
-        yield names

@@ -43,7 +43,6 @@ _VANISHED = re.compile(r"Can't find file: '\./|without redo logging")
 """Printed before a failure, this tells of a table or partition that was dropped or rebuilt while the tool read it."""
 OPEN_FILES = 65536
 """The tools keep every tablespace open while they copy; the system's own limit still holds."""
-_REJECTED = re.compile(r"Access denied for user '[^\n]*'@'[^\n']*'(?! \(using password: YES)")
 _FOREIGN = (".qp", ".lz4", ".zst", ".xbcrypt")
 """What xtrabackup appends to names when an option makes it compress or encrypt."""
 
@@ -87,7 +86,6 @@ class StreamingCapture:
         self._stack = contextlib.ExitStack()
         self._pipeline: Pipeline | None = None
         self._watch: LockWatch | None = None
-        self._live: LiveData | None = None
         self._last_line = ""
         self._ignored: list[str] = []
         self._vanished = ""
@@ -112,7 +110,7 @@ class StreamingCapture:
         if any(request.workdir.iterdir()):
             raise ValueError(f"{request.workdir} is not empty")
         with request.connection.connect() as session:
-            live = self._live = look_at(session)
+            live = look_at(session)
         _allow_open_files()
         folders = Folders(request.workdir / "target", request.workdir / "lsn")
         for folder in (folders.target, folders.lsn):
@@ -217,10 +215,6 @@ class StreamingCapture:
                     detail=f"{self._vanished}\n{error.detail}",
                     hint="take the backup at a time without such statements") from error
             hint = next((hint for mark, hint in hints.items() if mark in error.detail), error.hint)
-            if self._live is not None and self._live.reader is not None and _REJECTED.search(error.detail):
-                hint = (f"the account answered to this process and not to {self.tool.name}, which runs as "
-                        f"{self._live.reader}: an account that goes by the operating system's user (unix_socket, "
-                        "auth_socket) cannot take physical backups; give it a password (ALTER USER ... IDENTIFIED BY)")
             raise ToolError(error.message, detail=error.detail, hint=hint) from error
         except CancelledError as error:
             if self._watch is None or not self._watch.expired:
