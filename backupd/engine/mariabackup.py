@@ -55,6 +55,8 @@ HINTS = {
     "Database page corruption": "a page of the server's own files is damaged: CHECK TABLE the table that is named",
     "Too many open files": "raise the limit of open files (LimitNOFILE) for the backup service",
     "Can't change dir to": "the tool must run on the server's host, as a user who may read its datadir",
+    "Can't open datafile": "of a table with DATA DIRECTORY the tool opens the .isl file in the data directory as if to"
+    " write: a service whose unit protects that folder needs it in ReadWritePaths= (systemctl edit backupd)",
     "Permission denied": "the tool must run as a user who may read the server's datadir",
 }
 """What the tool prints, and what helps."""
