@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
+from backupd.catalog.session import Catalog
 from backupd.model.clock import Clock
 
 NOTICED = timedelta(seconds=30)
@@ -15,6 +16,10 @@ DOUBTED = timedelta(hours=1)
 """After a larger step forward the clock is believed only once it has stood for a while."""
 PROBATION = 300.0
 """Seconds for that."""
+
+CAREFUL = timedelta(days=1)
+"""For so long after such a step nothing expires by it: whoever looks at the machine meanwhile loses nothing."""
+_SET_AT, _SET_BY = "clock-set-at", "clock-set-by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +68,21 @@ class ClockWatch:
     def settled(self) -> bool:
         """Has the clock stood since we know it for long enough to trust it more than what was written before?"""
         return self._passing() - self._since >= PROBATION
+
+
+def note_step(catalog: Catalog, now: datetime, step: timedelta) -> None:
+    """The clock was set far ahead, to ``now``: ``careful`` goes by that. Raises CatalogError."""
+    if step > DOUBTED:
+        before = now - step
+        catalog.cursors.move({_SET_AT: int(now.timestamp()),
+                              _SET_BY: int((step + (before - careful(catalog, before))).total_seconds())})
+
+
+def careful(catalog: Catalog, now: datetime) -> datetime:
+    """The moment by which backups expire: ``now``, but for a day after the clock was set far ahead what it would be
+    without that. Raises CatalogError."""
+    rows = catalog.cursors.all()
+    if _SET_AT not in rows:
+        return now
+    passed = now - datetime.fromtimestamp(rows[_SET_AT], UTC)
+    return now - timedelta(seconds=rows[_SET_BY]) if timedelta(0) <= passed < CAREFUL else now

@@ -22,7 +22,7 @@ from backupd.app.alerting import AlertWatch
 from backupd.app.apiwatch import ApiWatch
 from backupd.app.auditing import audit, by_itself
 from backupd.app.brokenpolicies import left_out, refuse_newly_broken, tell_policies
-from backupd.app.clockwatch import ClockWatch, Jump
+from backupd.app.clockwatch import ClockWatch, Jump, note_step
 from backupd.app.filling import FillingWatch
 from backupd.app.heads import HeadWatch
 from backupd.app.housekeeping import Housekeeper
@@ -201,6 +201,8 @@ class Daemon:
             self._tell_jump(jump)
             self._why = CLOCK_MOVED
         try:
+            if jump is not None:
+                note_step(self._wiring.catalog, self._wiring.clock(), jump.step)
             if time.monotonic() - self._refreshed >= REFRESH:
                 watch.stay()
                 self._prove_writing()

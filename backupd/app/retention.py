@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 
 from backupd.app.adopt import adopt_unknown
 from backupd.app.auditing import audit, by_itself
+from backupd.app.clockwatch import careful
 from backupd.app.deletion import DELETED, expected_at, mark_copy, reconcile, sweep_locked
 from backupd.app.keeping import holds_of, kept_anywhere
 from backupd.app.lacking import as_if_there, is_complete, may_come
@@ -114,7 +115,8 @@ def apply(wiring: Wiring, server: str, run: JobRun, *, really: bool = False) -> 
         logs = archive(wiring, server, records)
         missing = {destination.name: expected_at(wiring, destination) - set(backup_ids(destination))
                    for destination in opened}
-        decided = [(destination, _decide(wiring, server, destination.name, records, wiring.clock(), (), logs,
+        now = careful(wiring.catalog, wiring.clock())
+        decided = [(destination, _decide(wiring, server, destination.name, records, now, (), logs,
                                          awaiting=not really, missing=missing))
                    for destination in opened]
         if not really:
@@ -163,7 +165,7 @@ def make_room(wiring: Wiring, destination_name: str, needed_bytes: int, run: Job
         for server in wiring.catalog.backups.servers():
             run.check()
             records = wiring.catalog.backups.list(server, foreign=True)
-            decisions = _decide(wiring, server, destination_name, records, wiring.clock(), (),
+            decisions = _decide(wiring, server, destination_name, records, careful(wiring.catalog, wiring.clock()), (),
                                 archive(wiring, server, records))
             try:
                 refuse_mass(wiring, [(destination, decisions)], run)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from backupd.app.asking import Requests
 from backupd.app.auditing import command_line
+from backupd.app.clockwatch import careful
 from backupd.app.deed import Deed, deed
 from backupd.app.listing import Listings
 from backupd.app.scope import require_all, require_known, scoped, see
@@ -230,7 +231,7 @@ class Service:
         from backupd.app import retention
 
         self._concern(server)
-        return retention.preview(self._wiring, server, now=self._wiring.clock())
+        return retention.preview(self._wiring, server, now=careful(self._wiring.catalog, self._wiring.clock()))
 
     def holds(self) -> tuple[Hold, ...]:
         """Every hold and pause."""

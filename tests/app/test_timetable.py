@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from backupd.app import schedule
-from backupd.app.clockwatch import ClockWatch
+from backupd.app.clockwatch import CAREFUL, ClockWatch, careful, note_step
 from backupd.app.jobs import repetition
 from backupd.app.missed import BUSY, NOT_RUNNING
 from backupd.app.schedule import Leg
@@ -450,6 +450,19 @@ def test_time_that_passes_is_no_jump() -> None:
         clock.sleep(timedelta(seconds=5))
         clock.now += timedelta(milliseconds=100)  # a time service is at work
         assert watch.look() is None
+
+
+def test_for_a_day_after_it_was_set_far_ahead_nothing_expires_by_the_clock(catalog: Catalog) -> None:
+    then, far, hour = at(SUNDAY), timedelta(days=400), timedelta(hours=1)
+    assert careful(catalog, then) == then
+    note_step(catalog, then + hour, hour)
+    assert careful(catalog, then + hour) == then + hour, "an hour is believed"
+    note_step(catalog, then + far, far)
+    assert careful(catalog, then + far + hour) == then + hour
+    note_step(catalog, then + 2 * far + hour, far)
+    assert careful(catalog, then + 2 * far + 2 * hour) == then + 2 * hour, "twice"
+    assert careful(catalog, then + hour) == then + hour, "it was set right"
+    assert careful(catalog, then + 2 * far + hour + CAREFUL) == then + 2 * far + hour + CAREFUL
 
 
 def test_a_clock_four_years_ahead_is_not_believed_before_it_has_stood_for_a_while(

@@ -3,27 +3,47 @@ back is the server at the position, or the backup says that it is not whole."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.archived import Archive
 from tests.e2e.definitions import ENGINES, Gate, changes, tables
 from tests.e2e.house import SERVER, House
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
-from tests.support.oracle import same
+from tests.support.oracle import nothing_lost, same
 from tests.support.places import give_to_database
 from tests.support.sample import checksum_everything, describe_everything, spoken
-from tests.support.server import Server
-from tests.support.stacks import MARIADB, MYSQL_CLONE, MYSQL_XTRABACKUP, Stack, stacks
+from tests.support.server import Server, quote_name
+from tests.support.stacks import MARIADB, MYSQL_CLONE, MYSQL_XTRABACKUP, STACKS, Stack, stacks, whole
 
 pytestmark = [SOAK, pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")]
 _MIB = 1024 * 1024
 STOPS = (2 * _MIB, 14 * _MIB)
+_STANDSTILL = """\
+import os, pathlib, signal, sys, time
+mark, pid, word = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+for line in sys.stdin.buffer:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+    if word in line and not mark.with_name("over").exists():
+        os.kill(pid, signal.SIGSTOP)
+        mark.touch()
+        while mark.exists():
+            time.sleep(0.01)
+        mark.with_name("over").touch()
+        os.kill(pid, signal.SIGCONT)
+"""
 
 
 def everything(server: Server) -> dict[str, Any]:
@@ -156,3 +176,88 @@ def test_a_tablespace_imported_meanwhile_is_in_the_backup_or_fails_it_by_name(
     server.restart()
     assert busy.ok("backup", SERVER, "--kind", kind)["tables_missing"] == 0
     compared(stack, busy, "second", expected)
+
+
+@pytest.mark.parametrize("stack", stacks(MYSQL_CLONE))
+def test_every_statement_during_a_clone_and_the_log_from_its_position_make_the_server(
+        stack: Stack, busy: House, short_tmp: Path) -> None:
+    """A clone cannot be stopped, so the statements go on from before it until after it."""
+    server = busy.server
+    schemas = [f"s{number}" for number in range(12)]
+    for schema in schemas:
+        server.execute(*tables(server, schema, "InnoDB"))
+    over = threading.Event()
+    during: list[str] = []
+
+    def change() -> None:
+        with server.connect() as connection:
+            for schema in schemas:
+                for statement in changes(server, schema, "InnoDB", discards=False):
+                    with connection.cursor() as cursor:
+                        cursor.execute(statement)
+                        cursor.execute("SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE 'CLONE %'")
+                        if cursor.fetchone() == (1,):
+                            during.append(statement)
+                if over.is_set():
+                    return
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        record = busy.backup()
+    finally:
+        over.set()
+        thread.join()
+    assert len(during) > 10, "hardly a statement ran while the server was cloned"
+    Archive(busy, server).take()
+    expected = everything(server)
+    busy.restore(short_tmp / "latest")
+    with stack.make(datadir=short_tmp / "latest") as copy:
+        same(everything(copy), expected)
+    proof = busy.ok("test-restore", SERVER, "--to", f"backup:{record['id']}")
+    assert proof["outcome"] == "restored", proof
+
+
+@pytest.mark.parametrize("word", ["`a_filler`.`f`", "`swap1`", "`optimised`"])
+@pytest.mark.parametrize("stack", stacks(*whole(*STACKS)))
+def test_every_statement_during_a_dump(stack: Stack, busy: House, short_tmp: Path, word: str) -> None:
+    """While mydumper stands still with its snapshots: before it has read a table, and between two of them."""
+    server, house = busy.server, busy
+    for engine in engines(stack):
+        server.execute(*tables(server, engine.lower(), engine))
+    before = everything(server)["sums"]
+    mark, tool = short_tmp / "stands", short_tmp / "mydumper"
+    (short_tmp / "standstill.py").write_text(_STANDSTILL)
+    real = shutil.which("mydumper")
+    tool.write_text(f'#!/bin/bash\ncase "$*" in *--outputdir=*) exec > >(exec {sys.executable}'
+                    f" {short_tmp}/standstill.py "
+                    f"{mark} $$ '{word}') 2>&1;; esac\nexec {real} \"$@\"\n")
+    tool.chmod(0o755)
+    house.programs = {**house.programs, "mydumper": str(tool)}
+    house.policy_extra += 'logical: {schedule: "0 4 * * *"}\n'
+    house.write()
+    with house.popen("backup", SERVER, "--kind", "logical", "--json") as process:
+        while not mark.exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        for engine in engines(stack):
+            server.execute(*changes(server, engine.lower(), engine, discards=False))
+        mark.unlink()
+        out, err = process.communicate()
+    after = everything(server)["sums"]
+    record = json.loads(out)
+    missing = [text.partition(" is missing: ")[0] for text in record["warnings"] if " is missing: " in text]
+    assert (process.returncode, record["tables_missing"]) == (int(bool(missing)), len(missing)), out + err
+    assert not {quote_name(*name.split(".", 1)) for name in missing} & set(after), "it is there, and was not taken"
+    folder = short_tmp / "sql"
+    done = house.run("restore", SERVER, "--to", f"backup:{record['id']}", "--tables", "*.*", "--sql", str(folder))
+    assert done.code == process.returncode, done.all
+    with stack.make() as other:
+        loaded = subprocess.run(["sh", str(folder / "load.sh"), f"--defaults-file={other.client_file()}"], check=False,
+                                env={**os.environ, "CLIENT": str(stack.replay()[1])}, capture_output=True, text=True)
+        assert loaded.returncode == 0, loaded.stderr
+        found = everything(other)["sums"]
+    nothing_lost(found, after, "tables that there were at the end")
+    same({name: value for name, value in found.items() if name in after}, after)
+    gone = {name: value for name, value in found.items() if name not in after}
+    same(gone, {name: before.get(name) for name in gone}, "tables that were dropped meanwhile")
