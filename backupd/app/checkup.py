@@ -122,7 +122,8 @@ def _foreign(wiring: Wiring, server: str) -> list[Finding]:
     """Backups of another server under the same name."""
     return [warning("backups", f"{one.words(server)}, and all of those are older: was the server replaced?",
                     "no rule deletes them; `backupd backups delete ID` removes what you can do without") if one.former
-            else warning("backups", f"{one.words(server)}: they are kept apart", accept_hint(server)) if one.apart
+            else warning("backups", f"{one.words(server)}: they are kept apart", f"{accept_hint(server)}; else "
+                         "`backupd backups delete ID` removes them") if one.apart
             else error("backups", one.words(server), STRANGE_HINT)
             for one in strangers(wiring.catalog.backups.list(server, foreign=True))]
 

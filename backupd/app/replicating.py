@@ -12,6 +12,7 @@ from backupd.app.retention import foresee
 from backupd.app.settings import ServerSettings
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, from_error, warning
+from backupd.backup.preflight import EMPTIED_HINT
 from backupd.model.backup import BackupRecord, BackupState
 from backupd.model.clock import format_time
 from backupd.model.errors import BackupdError, RefusedError
@@ -60,8 +61,7 @@ def opened(wiring: Wiring, name: str) -> Destination:
         if wiring.holds_backups(name) or any(wiring.catalog.binlogs.runs(server, name)
                                              for server in wiring.catalog.binlogs.servers()):
             raise RefusedError(f"destination {name} should hold backups, but it is empty or not a repository",
-                               hint="is the file system mounted? To begin anew there, delete the old backups first: "
-                                    "backupd backups delete ID")
+                               hint=EMPTIED_HINT)
         destination.initialise(wiring.clock())
     require_single(wiring, destination)
     return destination

@@ -21,6 +21,7 @@ from typing import TextIO
 from backupd.app.settings import ServerSettings, Settings
 from backupd.app.tampering import CatalogRecords
 from backupd.app.trust import trusting
+from backupd.backup.preflight import EMPTIED_HINT
 from backupd.catalog.session import Catalog, catalog_name, is_there, open_catalog, upgrade
 from backupd.model.clock import Clock
 from backupd.model.errors import (
@@ -234,8 +235,7 @@ class Wiring:
                 if self.holds_backups(name):
                     raise RefusedError(
                         f"destination {name} should hold backups, but its folder is empty or not a repository",
-                        hint="is the file system mounted? To begin anew there, delete the old backups first: "
-                             "backupd backups delete ID")
+                        hint=EMPTIED_HINT)
                 destination.initialise(self.clock())
             opened.append(destination)
         return tuple(opened)

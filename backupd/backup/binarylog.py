@@ -96,8 +96,8 @@ def _engines(engines: Mapping[str, int]) -> Iterator[Finding]:
     if others:
         shown = ", ".join(f"{count} of {engine}" for engine, count in sorted(others.items()))
         yield warning(SUBJECT, f"tables of engines without transactions ({shown}): a statement that failed half way "
-                               "has changed rows there, and a replay that stops there differs from the source; no "
-                               "witness compares them", "ALTER TABLE ... ENGINE=InnoDB where the application allows")
+                               "has changed rows there, and a replay that stops there differs from the source",
+                      "ALTER TABLE ... ENGINE=InnoDB where the application allows")
 
 
 def _span(span: timedelta) -> str:

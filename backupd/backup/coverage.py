@@ -75,7 +75,8 @@ def recommend(engines: Mapping[str, int]) -> Iterator[Finding]:
     if old:
         shown = ", ".join(f"{count} of {engine}" for engine, count in old.items())
         yield warning(SUBJECT, f"tables of engines without snapshots ({shown}): a crash can damage them, a dump may "
-                               "have newer rows than its position, and no witness compares them",
+                               "have newer rows than its position, and a witness compares them only where nothing is "
+                               "written meanwhile",
                       "move them to InnoDB where the application allows: ALTER TABLE ... ENGINE=InnoDB")
 
 

@@ -23,6 +23,8 @@ FILES = "host/files"
 LARGEST_FILE = 8 * 1024**2
 LARGEST_SUM = 64 * 1024**2
 MOST_MEMBERS = 20_000
+NAMED = 20
+"""So many files that are left out are named, the others counted."""
 _KINDS = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe", stat.S_IFBLK: "a device", stat.S_IFCHR: "a device"}
 
 
@@ -35,6 +37,7 @@ class HostFiles:
         self._members: dict[str, tuple[tarfile.TarInfo, bytes]] = {}
         self._room = LARGEST_SUM
         self._full = False
+        self._left_out, self._others = 0, ""
 
     def text(self, name: str, text: str) -> None:
         """A document of ours. It belongs to nobody and has no time, so that equal text is an equal member."""
@@ -110,12 +113,24 @@ class HostFiles:
             limit = min(LARGEST_FILE, self._room)
             content = file.read(limit + 1) if found.st_size <= limit else b""
         if len(content) > limit or found.st_size > limit:
-            size = format_size(max(found.st_size, len(content)))
-            self.warnings.append(f"{path} is not kept: {size} is more than the {format_size(LARGEST_FILE)} of one "
-                                 f"file, or the {format_size(LARGEST_SUM)} of all")
+            self._leave_out(path, max(found.st_size, len(content)))
             return
         self._room -= len(content)
         self._put(name, found, tarfile.REGTYPE, content)
+
+    def _leave_out(self, path: Path, size: int) -> None:
+        self._left_out += 1
+        if self._left_out <= NAMED:
+            why = (f"{format_size(size)} is more than the {format_size(LARGEST_FILE)} of one file"
+                   if size > LARGEST_FILE
+                   else f"with its {format_size(size)} all would be more than {format_size(LARGEST_SUM)}")
+            self.warnings.append(f"{path} is not kept: {why}")
+            return
+        if self._others:
+            self.warnings.remove(self._others)
+        self._others = (f"{self._left_out - NAMED} more files are not kept, for the same reasons: name folders of "
+                        "configuration, none of data")
+        self.warnings.append(self._others)
 
     def _has_room(self, path: Path) -> bool:
         if len(self._members) < MOST_MEMBERS:

@@ -42,6 +42,10 @@ from storage.destination import Destination
 SMALLEST_FREE = 256 * 1024 * 1024
 """Bytes below which a destination or the spool counts as full."""
 FEWEST_INODES = 10_000
+EMPTIED_HINT = ("is its disk mounted? If it was emptied: put repository.json back as `backupd fsck` shows it, then "
+                "`backupd replicate` copies there what other destinations hold; `backupd backups delete ID` forgets "
+                "what none of them has")
+"""What to do where a destination should hold backups and is bare."""
 USUAL_RATIO = 0.5
 """Stored bytes of a first full backup per byte of data; 0.39 measured on sysbench tables with zstd -3."""
 
@@ -301,7 +305,7 @@ def _destination(
                 yield error(
                     subject,
                     "it held backups and is empty or gone now",
-                    "is its disk mounted? If it was emptied on purpose, say so before the next backup",
+                    EMPTIED_HINT,
                 )
                 return
             destination.initialise(now)

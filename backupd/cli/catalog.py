@@ -160,7 +160,7 @@ def _show(screen: Screen, done: Rebuilt) -> None:
     screen.line(f"{done.backups} backups, {done.segments} binary logs in {done.branches} branches, {done.proofs} "
                 f"proofs, {done.witnesses} witnesses, {done.holds} holds")
     if done.bound or done.unbound:
-        screen.line(f"{done.bound} backups tell in the clear what was sealed"
+        screen.line(f"{done.bound} backups: their descriptions in the clear agree with what was sealed"
                     + (f"; {done.unbound} are unbound (format 1): nothing in them shows whether their server, times or "
                        "sizes were changed" if done.unbound else ""), style="yellow" if done.unbound else "")
     if done.foreign:

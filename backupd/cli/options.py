@@ -42,8 +42,9 @@ def moment(text: str) -> datetime:
     """A time on the command line. Raises BadParameter."""
     try:
         return parse_time(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}: write a time such as 2026-11-21T09:41:03Z") from None
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time with its offset: write 2026-11-21T09:41:03Z or "
+                                 "2026-11-21T10:41:03+01:00") from None
 
 
 @dataclass(frozen=True)

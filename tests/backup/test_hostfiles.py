@@ -122,3 +122,16 @@ def test_too_much_is_left_out_with_a_warning_that_names_it(tmp_path: Path, monke
     assert not {"0big", "3", "9"} & names
     named = [warning.split(" ")[0].rpartition("/")[2] for warning in files.warnings]
     assert named == ["0big", "3", "6"]
+    assert "101 B is more than the 100 B of one file" in files.warnings[0]
+    assert "with its 90 B all would be more than 250 B" in files.warnings[1]
+
+
+def test_a_folder_of_data_that_is_named_by_mistake_gives_few_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                                      ) -> None:
+    monkeypatch.setattr(hostfiles, "LARGEST_FILE", 1)
+    for number in range(100):
+        (tmp_path / f"{number:03}.ibd").write_bytes(b"xx")
+    files = HostFiles()
+    files.add(tmp_path)
+    assert len(files.warnings) == hostfiles.NAMED + 1
+    assert files.warnings[-1].startswith("80 more files are not kept, for the same reasons")

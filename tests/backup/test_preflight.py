@@ -124,6 +124,7 @@ def test_everything_wrong_is_told_at_once(spec: PreflightSpec, short_tmp: Path) 
     assert "destination usb" in text
     assert "Read-only file system" in text
     assert "destination gone: it held backups and is empty or gone now" in text
+    assert any("put repository.json back" in one.hint for one in preflight(bad, now=_now()))
     assert "no public key for nobody@example.com" in text
     assert "short key id" in text
     assert "spool: " in text
