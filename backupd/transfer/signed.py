@@ -132,11 +132,11 @@ class SignedDestination(ForwardingDestination):
 
     def _hint(self, key: str, problem: str) -> str:
         if layout.is_copy(key):
-            return ("it is passed over: somebody else put it there, or it is older than `signed: true` in a policy. "
+            return ("it is passed over: somebody else put it there, or it is older than the signing key. "
                     "What the catalog still knows is put anew, and signed: backupd catalog copy")
         if problem == _UNSIGNED:
-            return ("somebody else put it there, or it is older than `signed: true` in the policy: if so, sign it: "
+            return ("somebody else put it there, or it is older than the signing key: if so, sign it: "
                     f"backupd catalog sign {self.name}. A server whose policy cannot be used counts as one whose "
                     "policy says so, until the policy is mended")
-        return ("restore from another destination's copy; if the key was changed, name the old one in "
-                "encryption.trusted_signers, too")
+        return ("restore from another destination's copy; if the signing key was changed: backupd keys rotate-signing "
+                "--from FORMER")
