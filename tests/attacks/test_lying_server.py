@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from backupd.binlog.status import StreamEventKind
-from backupd.engine import logclient
+from backupd.engine import handover
 from backupd.engine.binlogsource import BinlogSource
 from backupd.engine.client import Connection
 from backupd.engine.logclient import collect, make_intake
@@ -76,7 +76,7 @@ def test_a_rotate_event_writes_no_file_of_its_own_choice(server: Server, tmp_pat
     if confined:
         victim.parent.chmod(0o777)
     else:
-        monkeypatch.setattr(logclient, "can_confine", lambda _program: False)
+        monkeypatch.setattr(handover, "can_confine", lambda _program: False)
     name = "../" * 12 + str(victim).lstrip("/")
     insert(server, 3)
     with Proxy(server.port or 0) as proxy:
