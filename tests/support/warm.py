@@ -22,8 +22,11 @@ def _door(under: tuple[str, ...]) -> str:
     """Where this process's warm one listens; started at the first call, gone with this process."""
     folder = tempfile.mkdtemp(prefix="warm-")
     address = f"{folder}/door"
-    process = subprocess.Popen([*under, sys.executable, str(_SCRIPT), address], stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE)
+    with socket.socket(socket.AF_UNIX) as door:  # made here: who is confined can perhaps make none
+        door.bind(address)
+        door.listen(64)
+        process = subprocess.Popen([*under, sys.executable, str(_SCRIPT), str(door.fileno())], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, pass_fds=[door.fileno()])
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"

@@ -86,15 +86,13 @@ def attend(connection: socket.socket) -> None:
         connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
 
 
-def serve(address: str) -> None:
-    """Until stdin is closed."""
+def serve(listening: int) -> None:
+    """At the socket of this number, until stdin is closed."""
     sys.path.pop(0)  # the folder of this file
     warm_up()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(address)
-        door.listen(64)
+    with socket.socket(fileno=listening) as door:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         while True:
@@ -113,4 +111,4 @@ def serve(address: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(int(sys.argv[1]))
