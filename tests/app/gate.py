@@ -13,6 +13,8 @@ from pathlib import Path
 
 _SCRIPT = """#!/bin/bash
 # Stands before the real {program} in PATH. Passes on {limit} bytes of its output, then waits for {base}/go.
+# Who is in a sandbox cannot say that it waits: the gate is for none.
+case " $* " in *" --version"*) [ -w {base} ] || exit 3 ;; esac
 case " $* " in *" {only}"*) ;; *) exec {real} "$@" ;; esac
 exec {python} - "$@" <<'PROGRAM'
 import os, subprocess, sys, time
@@ -44,7 +46,8 @@ class Gate:
 
     def __post_init__(self) -> None:
         self.base.mkdir(parents=True, exist_ok=True)
-        real, python = shutil.which(self.program), shutil.which("python3")
+        self.base.chmod(0o777)  # what waits is not root
+        real, python = shutil.which(self.program), shutil.which("python3", path="/usr/bin") or shutil.which("python3")
         assert real is not None
         path = self.base / self.program
         path.write_text(_SCRIPT.format(program=self.program, only=self.only, limit=self.limit, real=real,

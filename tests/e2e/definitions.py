@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -41,13 +42,16 @@ class Gate:
                  path: str = "") -> None:
         self._base, self._stops = base, stops
         base.mkdir()
+        base.chmod(0o777)  # what waits is not root, and in no sandbox: there it could not say so
+        python = shutil.which("python3", path="/usr/bin") or sys.executable
         (base / "gate.py").write_text(_GATE)
         self.tool = base / program
         real = path or the_tool().tool.path
         words = f"'{' '.join(map(str, stops))}' {' '.join(after)}"
         self.tool.write_text(
             "#!/bin/bash\nset -o pipefail\n"
-            f'case "$*" in *--stream*) {real} "$@" | {sys.executable} {base}/gate.py {base} {words};;'
+            f'case "$*" in *--version*) [ -w {base} ] || exit 3;; esac\n'
+            f'case "$*" in *--stream*) {real} "$@" | {python} {base}/gate.py {base} {words};;'
             f' *) exec {real} "$@";; esac\n')
         self.tool.chmod(0o755)
 

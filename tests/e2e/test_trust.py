@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,8 @@ def wrap(house: House, program: str, *, only: str, limit: int) -> None:
     real = shutil.which(program)
     assert real is not None
     path = folder / program
-    path.write_text(WRAPPER.format(program=program, only=only, limit=limit, real=real, python=shutil.which("python3")))
+    path.write_text(WRAPPER.format(program=program, only=only, limit=limit, real=real,
+                                   python=shutil.which("python3", path="/usr/bin") or sys.executable))
     path.chmod(0o755)
     house.env["PATH"] = f"{folder}:{os.environ['PATH']}"
 

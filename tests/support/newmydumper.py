@@ -7,7 +7,9 @@ and metadata of a real server in their format, each table in one go. It is no pr
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +22,7 @@ from pymysql.constants import FIELD_TYPE
 from pymysql.converters import conversions
 
 _KNOBS = "knobs.json"
+_SYSTEMS = "/usr/bin/python3"
 _HEAD = (b"/*!40101 SET NAMES binary*/;\n/*!40014 SET FOREIGN_KEY_CHECKS=0*/;\n"
          b"/*!40101 SET SQL_MODE='NO_AUTO_VALUE_ON_ZERO,'*/;\n/*!40103 SET TIME_ZONE='+00:00' */;\n")
 _NUMBERS = frozenset({
@@ -41,9 +44,13 @@ class Knobs:
 def make(folder: Path, knobs: Knobs | None = None) -> Path:
     """The program."""
     folder.mkdir()
+    folder.chmod(0o755)  # what dumps is not root
+    for part in (Path(__file__), Path(pymysql.__file__).parent):
+        (shutil.copytree if part.is_dir() else shutil.copy)(part, folder / part.name)
+    python = _SYSTEMS if os.access(_SYSTEMS, os.X_OK) else sys.executable  # which others may run, too
     (folder / _KNOBS).write_text(json.dumps(asdict(knobs or Knobs())))
     program = folder / "mydumper"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).resolve()} {folder} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {python} {folder / Path(__file__).name} {folder} "$@"\n')
     program.chmod(0o755)
     return program
 
