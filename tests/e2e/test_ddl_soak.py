@@ -33,6 +33,7 @@ STOPS = (2 * _MIB, 14 * _MIB)
 _STANDSTILL = """\
 import os, pathlib, signal, sys, time
 mark, pid, word = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+mark.with_name("listens").touch()
 for line in sys.stdin.buffer:
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
@@ -235,10 +236,11 @@ def test_every_statement_during_a_dump(stack: Stack, busy: House, short_tmp: Pat
     real = shutil.which("mydumper")
     tool.write_text(f'#!/bin/bash\ncase "$*" in *--outputdir=*) exec > >(exec {sys.executable}'
                     f" {short_tmp}/standstill.py "
-                    f"{mark} $$ '`a_filler`.`f`') 2>&1;; esac\nexec {real} \"$@\"\n")
+                    f"{mark} $$ '`a_filler`.`f`') 2>&1\n"
+                    f"while [ ! -e {mark.with_name('listens')} ]; do sleep 0.01; done;; esac\nexec {real} \"$@\"\n")
     tool.chmod(0o755)
     house.programs = {**house.programs, "mydumper": str(tool)}
-    house.policy_extra += 'logical: {schedule: "0 4 * * *"}\n'
+    house.policy_extra += 'logical: {schedule: "0 4 * * *", max_lock: 30s}\n'
     house.write()
     with house.popen("backup", SERVER, "--kind", "logical", "--json") as process:
         while not mark.exists():
