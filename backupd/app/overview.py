@@ -15,6 +15,7 @@ from backupd.app.jobs import BACKUPS
 from backupd.app.logstatus import NOT_RUNNING, OFF, state_of
 from backupd.app.placeview import PlaceView, places
 from backupd.app.protection import PROTECTION, protection_of
+from backupd.app.recoveries import BAD as OF_JOBS
 from backupd.app.schedule import legs
 from backupd.app.serverview import LastBackup, LastProof, NextRun, Reason, ServerOverview, Status, StreamView
 from backupd.app.settings import ServerSettings
@@ -198,7 +199,8 @@ def _of_work(wiring: Wiring, made: ServerOverview, server: ServerSettings, stand
     for incident in around.incidents:
         if incident.kind not in _SAID_HERE:
             told.add(incident.job_id)
-            bad = incident.severity is Severity.ERROR
+            # What a job that failed took from what can be recovered is said by ``_of_recovery``.
+            bad = incident.severity is Severity.ERROR and incident.kind not in OF_JOBS
             yield Reason(Status.BAD if bad else Status.WARNING, incident.message, incident.hint)
     for job in around.last_jobs:
         if job.id not in told and is_in_trouble(job, around.last_jobs):

@@ -253,7 +253,7 @@ def test_the_last_job_of_each_schedule_counts_and_one_that_somebody_cancelled_do
     assert [text for _status, text in desk.why()][1:] == [
         "the last physical-full (physical.incremental) is missed"]
     desk.catalog.incidents.record([_incident("job-failed", job=failed.id)], [], {})
-    assert [text for _status, text in desk.why()].count("db1 is in trouble") == 1
+    assert desk.why().count(("warning", "db1 is in trouble")) == 1, "what there is can be recovered all the same"
     assert not any("disk is full" in text for _status, text in desk.why()), "an incident tells of it, once"
     desk.job(4, JobState.SUCCEEDED)
     desk.job(5, JobState.SUCCEEDED, leg="physical.incremental")
