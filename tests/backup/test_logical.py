@@ -245,7 +245,7 @@ def test_what_a_killed_mydumper_left_undone_is_done_by_the_next_tool(shelf: Shel
 
     def kill() -> None:
         (mine,) = [pid for pid in family(os.getpid()) if Path(f"/proc/{pid}/comm").read_text() == "mydumper\n"]
-        os.kill(mine, signal.SIGKILL)
+        os.killpg(os.getpgid(mine), signal.SIGKILL)  # its sandbox, too, which stands still and would tell nobody
 
     mydumper = Meddled(mydumper_tool(Flavour.MARIADB), opened=lambda run: run.pause(), before=kill)
     outcome = shelf.dump(tools=[mydumper, ExactDump()])
