@@ -146,7 +146,8 @@ def _restores(spec: PreflightSpec, info: ServerInfo) -> Iterator[Finding]:
     except ToolError as problem:
         yield warning("restores", f"no restored copy can be started on this machine: {problem.message}", problem.hint)
         return
-    yield fine("restores", f"{program.name} {program.version} at {program.path} starts restored copies")
+    yield fine("restores", f"{program.name} {program.version} at {program.path} is of the server's series, to start "
+                           "restored copies (not probed: a test restore does it)")
 
 
 def _clashes(session: Session, info: ServerInfo) -> Iterator[Finding]:

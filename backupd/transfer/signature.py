@@ -59,7 +59,7 @@ def make_key(home: Path, user_id: str) -> str:
     ToolError."""
     with Status() as status, writable_home(home) as place:
         through(Command(("gpg", "--batch", "--no-tty", "--no-options", "--homedir", str(place), "--status-fd",
-                         str(status.descriptor), "--pinentry-mode", "loopback", "--passphrase-fd", "0",
+                         str(status.descriptor), "--pinentry-mode", "loopback", "--passphrase-fd", "0", "--yes",
                          "--quick-generate-key", user_id, "ed25519", "sign", "never")), status, b"\n")
         made = [line.text.split()[-1] for line in status.lines() if line.keyword == "KEY_CREATED"]
     if len(made) != 1:

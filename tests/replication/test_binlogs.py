@@ -22,6 +22,7 @@ from storage.destination import Destination
 from tests.app.logstore import BRANCH, key_of, store
 from tests.replication.shop import Shop
 from tests.retention.shelf import SERVER
+from tests.support.dice import with_another_end
 from tests.support.keys import Keys
 from tests.support.reallogs import RealLog, real_logs
 from tests.transfer.stock import put
@@ -136,7 +137,7 @@ def test_damage_at_the_only_source_is_told_and_what_comes_after_it_goes_on(
     key = layout.segment_folder(SERVER, key_of(logs[1])) + layout.part_name(0)
     with one.at().get(key) as stream:
         data = stream.read()
-    put(one.at(), key, data[:-1] + b"?")
+    put(one.at(), key, with_another_end(data))
     done = step(one)
     assert (done.segments, done.lacking) == (len(logs) - 1, 1)
     assert "SHA-256" in done.troubles[0]

@@ -17,6 +17,7 @@ from restore.logs import COPIES, fetch_logs, refuse_no_room_for
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.restore.shelved import BASE, BRANCH, SERVER, content, segment, shelve
+from tests.support.dice import with_another_end
 from tests.support.keys import Keys
 
 SIZE = 5000
@@ -78,7 +79,7 @@ def test_a_bad_copy_is_passed_over_and_without_a_good_one_both_ends_of_the_hole_
 ) -> None:
     local, away = places
     part = tmp_path / "local" / layout.segment_folder(SERVER, stored[1].key) / layout.part_name(0)
-    part.write_bytes(part.read_bytes()[:-1] + b"!")
+    part.write_bytes(with_another_end(part.read_bytes()))
     unsealer = Unsealer(keys.secret_home)
     logs = fetch_logs(SERVER, spec(stored), places, unsealer, tmp_path / "logs", report=silent)
     assert logs.legs[0][1].read_bytes() == content(2, 2500)
@@ -101,7 +102,7 @@ def test_each_part_is_taken_from_the_first_place_that_has_it(
         stored = shelve(draft, (), together, keys, tmp_path)
     folder = layout.segment_folder(SERVER, stored.key)
     rotten, gone = (tmp_path / name / folder / layout.part_name(index) for index, name in enumerate(("local", "away")))
-    rotten.write_bytes(rotten.read_bytes()[:-1] + b"!")
+    rotten.write_bytes(with_another_end(rotten.read_bytes()))
     gone.unlink()
     unsealer = Unsealer(keys.secret_home)
     logs = fetch_logs(SERVER, spec([stored]), places, unsealer, tmp_path / "logs", report=silent)

@@ -26,3 +26,8 @@ def rounds(few: int) -> int:
 def size(few: int, many: int) -> int:
     """How much a dear test takes: ``few`` in the tests, ``many`` in a soak."""
     return many if "BACKUPD_ROUNDS" in os.environ else few
+
+
+def with_another_end(data: bytes) -> bytes:
+    """``data`` whose last byte is another one, whatever it was: what is sealed ends in any."""
+    return data[:-1] + bytes([data[-1] ^ 0x01])
