@@ -6,9 +6,12 @@ A backup, a stream, a proof of the newest moment, a restore of the whole server 
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -55,10 +58,14 @@ def as_a_user(house: House, server: PrivateServer, _unit: Sequence[str]) -> Sequ
     for path in (house.base, server.client_file(SERVICE_USER, SERVICE_PASSWORD)):
         subprocess.run(["chown", "-R", "-h", f"{OTHER}:{OTHER_GROUP}", path], check=True)
     house.config.write_text(house.config.read_text().replace("policy: gold}", f"policy: gold, owner: {OTHER}}}"))
-    # The interpreter of the tests may lie in root's home, which is closed to others: here it is another one.
-    home, here = "/root/.pyenv", house.base / "home"
-    (here / ".pyenv").mkdir(parents=True)
-    opened = f'{{ [ ! -d {home} ] || mount --rbind {home} {here}/.pyenv; }} && mount --rbind {here} /root && exec "$@"'
+    # The interpreter and the checkout may lie in root's home, which is closed to others: here it is another one.
+    home, here = Path(pwd.getpwuid(0).pw_dir), house.base / "home"
+    needed = [path for path in (Path(sys.base_prefix), Path(__file__).parents[2]) if path.is_relative_to(home)]
+    mounts = []
+    for path in needed:
+        (here / path.relative_to(home)).mkdir(parents=True, exist_ok=True)
+        mounts.append(f"mount --rbind {path} {here / path.relative_to(home)}")
+    opened = " && ".join([*mounts, *([f"mount --rbind {here} {home}"] if mounts else []), 'exec "$@"'])
     return ("unshare", "--mount", "--", "sh", "-c", opened, "sh", "setpriv", "--reuid", OTHER, "--regid", OTHER_GROUP,
             "--groups", group, "--inh-caps", "-all", "--bounding-set", "-all", "--no-new-privs")
 
