@@ -132,7 +132,7 @@ def sign(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Sign what was stored before the policy said `signed: true`.
+    """Sign what was stored before a signing key was named.
 
     Only what is, byte by byte, what this installation's own backups stored; the rest is named.
     """

@@ -73,10 +73,11 @@ def statements(text: str) -> Iterator[str]:
     for line in lines:
         delimiter = line.removeprefix(_SET_DELIMITER)
         if not line.startswith(_SET_DELIMITER):
-            while line.count("`") % 2 and not line.startswith("-- ") and (more := next(lines, None)) is not None:
-                line += f"\n{more}"  # noqa: PLW2901  a name may hold line ends
-            if line:
-                yield line.removesuffix(";")
+            statement = line  # a name may hold line ends
+            while statement.count("`") % 2 and not line.startswith("-- ") and (more := next(lines, None)) is not None:
+                statement += f"\n{more}"
+            if statement:
+                yield statement.removesuffix(";")
         elif delimiter != ";":
             body: list[str] = []
             for inner in lines:

@@ -36,7 +36,7 @@ _NAMED = ("innodb_undo_directory", "innodb_log_group_home_dir", "aria_log_dir_pa
 _LINK = ".isl"
 _CHECKPOINTS = "rocksdb_datadir"
 """There the tool removes the copy that it has MyRocks make."""
-_SHARED = frozenset({Path("/"), Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/home"), Path("/root")})  # noqa: S108
+_SHARED = frozenset({Path("/"), Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/home"), Path("/root")})  # noqa: S108  never written
 """Folders of everybody: of these only the file that is named is shown."""
 _SHOWN = 50
 

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from backupd.model.binlog import SegmentKey
@@ -141,8 +142,7 @@ class _Search:
             if trail.is_hidden and (marked := self._marked(owner)) is not None:
                 self.left[key] = f"it had been marked deleted at {format_time(marked)}"
                 continue
-            version = self._document(MANIFEST, key, lambda raw, owner=owner: self._is_manifest(raw, owner),  # type: ignore[misc]  # bound in the loop
-                                     written_once=True)
+            version = self._document(MANIFEST, key, partial(self._is_manifest, owner=owner), written_once=True)
             if version is not None and (header := _header(past.read(version), owner)) is not None:
                 yield header
 

@@ -118,7 +118,7 @@ def test_whatever_runs_there_has_no_power_and_cannot_leave(
         assert said["Uid"].split("\t")[0].strip("0") != ""
 
 
-@pytest.mark.skipif(not runs_as_root(), reason="only root could run it as root")
+@pytest.mark.skipif(not runs_as_root(), reason="only root can run it as root")
 def test_where_nothing_can_be_confined_it_is_not_root_either(
     forged: Taken, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +129,7 @@ def test_where_nothing_can_be_confined_it_is_not_root_either(
     assert {path.stat().st_uid for path in base.rglob("ib_logfile0")} != {0}
 
 
-@pytest.mark.skipif(not runs_as_root(), reason="only root could run it as root")
+@pytest.mark.skipif(not runs_as_root(), reason="only root can run it as root")
 def test_root_prepares_nothing_where_there_is_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "WORKER", "nobody-of-this-name")
     monkeypatch.setattr(sandbox, "DATABASE_USER", "nobody-of-this-name")

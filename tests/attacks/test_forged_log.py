@@ -34,7 +34,7 @@ def _forge(log: Path, before: str, after: str) -> int:
     return found
 
 
-@pytest.mark.skipif(not runs_as_root(), reason="only root has files that others cannot read")
+@pytest.mark.skipif(not runs_as_root(), reason="only root can have files that others cannot read")
 def test_a_statement_of_the_log_has_no_file_of_roots_sent_by_the_client(short_tmp: Path) -> None:
     """The client sends what LOAD DATA LOCAL names, and was root."""
     secret = short_tmp / "secret"

@@ -66,7 +66,8 @@ def _renamed(packet: bytes, name: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("confined", [
-    pytest.param(True, marks=pytest.mark.skipif(not is_available(), reason="bubblewrap cannot confine anything here")),
+    pytest.param(True, marks=pytest.mark.skipif(not is_available(),
+                                                reason="bubblewrap cannot confine anything on this host")),
     pytest.param(False, marks=pytest.mark.skipif(not runs_as_root(), reason="only root can become somebody else"))])
 def test_a_rotate_event_writes_no_file_of_its_own_choice(server: Server, tmp_path: Path, short_tmp: Path,
                                                          monkeypatch: pytest.MonkeyPatch, *, confined: bool) -> None:
