@@ -116,6 +116,7 @@ class Daemon:
         self._wishes = wishes
         self._timetable = Timetable(wiring.catalog)
         self._clockwatch = ClockWatch(wiring.clock)
+        self._steps: list[timedelta] = []
         self._housekeeper = Housekeeper(wiring.clock(), wiring.settings.configuration.timezone)
         self._queue = QueueWatch()
         self._thaws = ThawWatch()
@@ -186,7 +187,6 @@ class Daemon:
         tell_transport(wiring)
         abandon_dead(wiring)
         self._tell_jobs(self._timetable.follow(wiring.settings, wiring.clock(), NOT_RUNNING))
-        self._clockwatch.look()
         self._refreshed = time.monotonic()
         self._notifier.ready(self._status())
 
@@ -200,9 +200,11 @@ class Daemon:
         if jump is not None:
             self._tell_jump(jump)
             self._why = CLOCK_MOVED
+            self._steps.append(jump.step)
         try:
-            if jump is not None:
-                note_step(self._wiring.catalog, self._wiring.clock(), jump.step)
+            while self._steps:
+                note_step(self._wiring.catalog, self._wiring.clock(), self._steps[0])
+                del self._steps[0]
             if time.monotonic() - self._refreshed >= REFRESH:
                 watch.stay()
                 self._prove_writing()

@@ -21,6 +21,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from backupd.app import daemon
+from backupd.app.clockwatch import careful
 from backupd.app.logs import logging_to
 from backupd.app.notify import Notifier
 from backupd.app.onwatch import OnWatch
@@ -228,6 +229,41 @@ def test_the_heart_beats_only_while_the_catalog_can_be_written_and_every_part_lo
             until(lambda: service._well() > well, "the worker looks")
         service._well_at = time.monotonic()
         assert service._well() == worker.well_at, "its thread is gone"
+
+
+@pytest.mark.parametrize("stepped", ["before it begins", "while it begins"])
+def test_a_clock_that_is_set_while_the_service_starts_is_noticed_and_nothing_expires_by_it(
+    office: Office, monkeypatch: pytest.MonkeyPatch, stepped: str
+) -> None:
+    ahead = timedelta(0)
+    far = timedelta(days=400)
+
+    def step(_wiring: Wiring) -> None:
+        nonlocal ahead
+        ahead = far
+
+    with looking(office) as catalog, Waker() as waker:
+        wiring = Wiring(load_settings(office.file), catalog, lambda: datetime.now(UTC) + ahead)
+        service = daemon.Daemon(wiring, daemon.Manner(), Notifier(), waker, Wishes(waker))
+        with OnWatch(wiring) as watch, Worker(wiring) as worker, AlarmClock(waker.wake) as alarm:
+            worker.hold(True)
+            if stepped == "before it begins":
+                step(wiring)
+            else:
+                monkeypatch.setattr(daemon, "abandon_dead", step)
+            watch.begin()
+            service._begin()
+            with sqlite3.connect(office.base / "catalog.db") as file:
+                file.execute("create trigger full before insert on cursors begin select raise(abort, 'full'); end")
+            service._round(worker, (), alarm, watch)
+            with sqlite3.connect(office.base / "catalog.db") as file:
+                file.execute("drop trigger full")
+            service._round(worker, (), alarm, watch)
+        assert [event.message for event in catalog.events.list(kind="clock-jump")] == [
+            "this machine's clock was set forward by 400d"]
+        now = wiring.clock()
+        assert careful(catalog, now) < now - far + timedelta(minutes=1), "a step is noted though the catalog was full"
+        assert not catalog.jobs.list(), "nothing is concluded from it yet"
 
 
 def test_a_due_time_passed_in_its_absence_becomes_one_job_which_is_run(office: Office) -> None:
