@@ -1,6 +1,6 @@
 # The service and its commands, with the tools for MariaDB 10.11 (the tools must be of the server's series). It runs as
 # root: datadirs belong to the database's user, keys and passwords to root, and prepared copies are started as the former.
-FROM debian:bookworm-slim
+FROM debian:bookworm-20261005-slim@sha256:7c7b2c966bc9ee8cedfeef67e0e279108992c77681fa595db4a9d65c06ccc587
 
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \

@@ -67,3 +67,12 @@ def test_whoever_installs_asks_for_the_hashes(name: str) -> None:
     installs = [line for line in text.splitlines() if "pip install" in line]
     assert installs
     assert all("--require-hashes" in line or "--no-deps --no-build-isolation" in line for line in installs)
+
+
+def test_every_image_is_named_by_version_and_digest() -> None:
+    """What is built and started from images is the bytes that were meant; our own image is built here."""
+    named = re.findall(r"^FROM (\S+)", (TREE / "Dockerfile").read_text(), re.MULTILINE)
+    named += re.findall(r"^ +image: (\S+)", (TREE / "docker-compose.yml").read_text(), re.MULTILINE)
+    assert len(named) == 7
+    pinned = re.compile(r"[a-z/-]+:[A-Za-z0-9.-]*[0-9][A-Za-z0-9.-]*@sha256:[0-9a-f]{64}")
+    assert [one for one in named if not pinned.fullmatch(one)] == ["backupd"]
