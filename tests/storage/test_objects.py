@@ -8,6 +8,7 @@ import os
 import pytest
 
 from backupd.model.errors import DamagedError
+from backupd.model.manifest import CODEC
 from storage import layout, objects
 from storage.memory import MemoryDestination
 from tests.contract.destination import keys, put
@@ -19,6 +20,13 @@ DIGEST = hashlib.sha256(b"plain").digest()
 @pytest.fixture
 def pool() -> MemoryDestination:
     return MemoryDestination("memory")
+
+
+def test_an_identity_stays_what_it_was_so_that_older_objects_are_found() -> None:
+    """Computed by the program of format version 1. Another value here means a whole new repository for everybody."""
+    assert CODEC == "zstd+openpgp"
+    assert objects.identity(SECRET, DIGEST, 5, CODEC, ["B", "A"]) == (
+        "9a313f11e16d74df62c8b9fccd97acd858f2ceb4304fbb94f4bd9ab5ecd33fa7")
 
 
 def test_identity_depends_on_everything_that_matters_and_nothing_else() -> None:
