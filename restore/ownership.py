@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,12 +50,12 @@ def worker_account() -> Account:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raises DamagedError for links in ``folder``, where a program worked on what may be forged: they would lead us,
-    who have more power than it had, to other files. No server and no tool makes any there."""
+    """Raises DamagedError for links and pipes in ``folder``, where a program worked on what may be forged: they would
+    lead us, who have more power than it had, to other files, or stop us. No server and no tool makes any there."""
     found = [str(Path(root, name)) for root, folders, files in os.walk(folder) for name in (*folders, *files)
-             if Path(root, name).is_symlink()]
+             if stat.S_IFMT(Path(root, name).lstat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR)]
     if found:
-        raise DamagedError(f"links appeared in {folder} while a program worked there", found[:20],
+        raise DamagedError(f"links or pipes appeared in {folder} while a program worked there", found[:20],
                            hint="nothing was put in place; the backup is not what a server gave: look who wrote it")
 
 

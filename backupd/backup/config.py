@@ -26,8 +26,10 @@ from backupd.backup.hostfiles import HostFiles
 from backupd.engine.accounts import read_accounts
 from backupd.engine.client import Connection, Session, error_code, is_denied
 from backupd.engine.dialect import dialect_of
+from backupd.engine.livedata import user_behind
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour, ServerInfo
+from backupd.process.otherfolders import powers_of
 
 _GONE = frozenset({0, 2003, 2006, 2013})
 """Codes of errors after which there is no server to ask."""
@@ -81,14 +83,16 @@ def collect(connection: Connection, info: ServerInfo, config_files: Iterable[Pat
         _status(session, info, files)
         _accounts(session, info, files)
         named = _named_by_server(session, info) if here else []
+        user = user_behind(session)
     if here:
         if not process.pid:
             files.notes.append("the server's process was not found, so its command line is unknown: the option files "
                                "are those of the usual places")
-        for path in dict.fromkeys(option_files(process, named)):
-            _option_file(files, path)
-        if os.path.lexists(saved := Path(info.datadir) / _SAVED):
-            files.add(saved)
+        with powers_of(user):  # who names these files is the server
+            for path in dict.fromkeys(option_files(process, named)):
+                _option_file(files, path)
+            if os.path.lexists(saved := Path(info.datadir) / _SAVED):
+                files.add(saved)
         for path in config_files:
             files.add(path)
         mounts, warning = describe_mounts(info, variables)

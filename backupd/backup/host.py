@@ -14,6 +14,7 @@ from backupd.engine.client import Session
 from backupd.model.errors import ToolError
 from backupd.model.server import ServerInfo
 from backupd.process.command import Command
+from backupd.process.otherfolders import read_plain
 from backupd.process.run import run
 
 _USUAL = ("/etc/my.cnf", "/etc/mysql/my.cnf", "/usr/etc/my.cnf", "/usr/local/etc/my.cnf", "/usr/local/mysql/etc/my.cnf")
@@ -22,6 +23,7 @@ _PACKAGES = ("*mysql*", "*mariadb*", "percona*", "Percona*", "galera*", "libaio*
 _WHOLE_PAGES = frozenset({"zfs"})
 """File systems that never leave half a page behind, by themselves."""
 _TOOL_SECONDS = 30.0
+_PID_LIMIT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ def describe_packages(process: ServerProcess) -> str:
 
 def _pid_in(pid_file: str, datadir: str) -> int:
     try:
-        text = (Path(datadir) / pid_file).read_text(encoding="ascii").strip() if pid_file else ""
+        text = read_plain(Path(datadir) / pid_file, _PID_LIMIT, follow=True).decode("ascii").strip() if pid_file else ""
     except (OSError, ValueError):
         return 0
     return int(text) if text.isdecimal() else 0

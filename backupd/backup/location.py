@@ -17,6 +17,7 @@ from backupd.engine.client import Session
 from backupd.engine.livedata import reader_of, survey
 from backupd.model.errors import RefusedError
 from backupd.model.server import ServerInfo
+from backupd.process.otherfolders import open_plain, powers_of
 
 _PROXIES = ("proxysql", "maxscale", "mysql-router", "mysqlrouter", "haproxy", "vitess")
 
@@ -43,15 +44,15 @@ def elsewhere(session: Session, info: ServerInfo) -> str | None:
             "server's files, so it must run on the database host")
 
 
-def examine_owners(info: ServerInfo, tool: str) -> Iterator[Finding]:
+def examine_owners(session: Session, info: ServerInfo, tool: str) -> Iterator[Finding]:
     """Do others own what ``tool`` (its name) would copy, or would it have to run as root?"""
     datadir = Path(info.datadir)
     if not os.access(datadir, os.R_OK | os.X_OK, effective_ids=True):
         return  # which is told
     try:
-        reader_of(datadir)
-        if tool != CLONE:  # the server copies itself, and follows none
-            survey(datadir).refuse()
+        with powers_of(reader_of(datadir, session)):
+            if tool != CLONE:  # the server copies itself, and follows none
+                survey(datadir).refuse()
     except RefusedError as problem:
         yield from_error("datadir", problem)
 
@@ -107,7 +108,7 @@ def _can_be_read(path: Path) -> bool:
     """One byte is, where it is a file: modes alone do not know of mandatory access control."""
     try:
         if path.is_file():
-            with path.open("rb") as file:
+            with open(open_plain(path, follow=True), "rb") as file:  # noqa: PTH123 - a descriptor has no path
                 file.read(1)
             return True
     except OSError:

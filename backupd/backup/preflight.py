@@ -200,7 +200,7 @@ def _tool(spec: PreflightSpec, session: Session, info: ServerInfo) -> Iterator[F
         yield fine("tool", f"{tool.name} {tool.version} at {tool.path} fits {info.flavour} {info.version} (by its "
                            "version; not probed: a copy)")
         yield from (warning("tool", sentence) for sentence in shortcomings(physical, info, paths=spec.programs))
-        yield from examine_owners(info, tool.name)
+        yield from examine_owners(session, info, tool.name)
         yield from examine_coverage(list_tables(session), info.flavour, tool.name, spec.logical)
 
 

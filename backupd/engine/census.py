@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from backupd.engine.xa import visible_xa
 from backupd.model.errors import ServerError
 from backupd.model.server import ExternalPath, Flavour
 from backupd.model.table import quote_name
+from backupd.process.otherfolders import read_plain
 
 _COPIED = {
     Flavour.MARIADB: frozenset({"InnoDB", "MyISAM", "Aria", "MRG_MyISAM", "CSV", "ARCHIVE", "ROCKSDB"}),
@@ -215,11 +215,7 @@ def _linked_tables(schema: str, files: Iterable[os.DirEntry[str]]) -> Iterator[E
 def linked_tablespace(path: Path) -> str:
     """Where the tablespace is of which the server wrote the file ``path`` (``.isl``). Raises OSError, also where
     something else than a file was put in its place."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no file")
-        return os.fsdecode(file.read(_LONGEST_LINK)).strip()
+    return os.fsdecode(read_plain(path, _LONGEST_LINK)).strip("\r\n\0 ")
 
 
 def _engine_warnings(tables: Sequence[Table], flavour: Flavour) -> Iterator[str]:

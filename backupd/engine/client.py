@@ -15,6 +15,7 @@ import pymysql
 from pymysql.cursors import Cursor, DictCursor
 
 from backupd.engine import rowstream
+from backupd.engine.answers import Answering
 from backupd.engine.defaults import CLIENT_GROUPS, read_option_file
 from backupd.engine.rowstream import Row
 from backupd.engine.tls import Tls, arguments, from_options, opportunistic, settled
@@ -171,7 +172,7 @@ class Session:
             if connection.socket
             else {"host": connection.host, "port": connection.port, **_encryption(connection)}
         )
-        raw: Any = pymysql.connect(
+        raw: Any = Answering(
             user=connection.user or None,
             # bytes, because PyMySQL would encode text as Latin-1 and fail on every other letter of a password
             password=connection.password.encode(),
@@ -222,6 +223,12 @@ class Session:
         raw: socket.socket = self._raw._sock  # noqa: SLF001 - PyMySQL has no other way to it
         credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", credentials)[0])
+
+    @property
+    def server_uid(self) -> int | None:
+        """Whose process is at the other end, by the kernel's word; None where it is not on this host's network."""
+        found: int | None = self._raw.server_uid()
+        return found
 
     def query(self, sql: str, *args: Any, shown: bool = False) -> list[tuple[Any, ...]]:
         """All rows. ``shown``: bytes that are no UTF-8 are replaced (U+FFFD), for people. Raises ServerError."""

@@ -165,7 +165,7 @@ class CloneCapture:
                             hint="name the server's own program under `programs: {mysqld: ...}`")
         with request.connection.connect() as session:
             cloneplugin.refuse_unfit(session, info)
-        self._owner, self._user = _owner_of(Path(info.datadir))
+            self._owner, self._user = _owner_of(Path(info.datadir), session)
         with contextlib.ExitStack() as stack:
             self._ours = stack.enter_context(cloneplugin.loaded(request.connection, self._tell))
             self._folder = _make_folder(stack, request.spool, self._owner)
@@ -320,10 +320,10 @@ def _make_folder(stack: contextlib.ExitStack, spool: Path, owner: int) -> Path:
     return made
 
 
-def _owner_of(datadir: Path) -> tuple[int, str]:
+def _owner_of(datadir: Path, session: Session) -> tuple[int, str]:
     """The server's user, by number and as whom its copy is started. Raises RefusedError when its files are not here,
-    or not ours to read, or root's."""
-    user = reader_of(datadir)
+    or not ours to read, or root's, or not of who answers."""
+    user = reader_of(datadir, session)
     owner = datadir.stat().st_uid
     if os.geteuid() not in (0, owner):
         raise RefusedError(f"the server runs as uid {owner}, this process as uid {os.geteuid()}: it could not read "

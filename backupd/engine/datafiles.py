@@ -16,11 +16,11 @@ keep the old schema's name, at the source as in every backup, and the next start
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from backupd.engine.external import target_of
 from backupd.engine.tablefiles import fulltext_id, owner_of, part_name, stem_of
 from backupd.model.errors import OTHER_BACKUP, DamagedError
 from backupd.model.inventory import BaseTable
@@ -165,7 +165,7 @@ def _left_behind(base: Path, link: Path) -> str:
     """What the data of ``link`` is called in the backup (without suffix) where it bears its old schema's name."""
     if link.with_suffix(_DATA).exists():
         return ""
-    source = Path(os.fsdecode(link.read_bytes().rstrip(b"\r\n\0 ")))
+    source = Path(target_of(link))
     stem = f"{source.parent.name}/{source.stem}"
     lies_there = (base / f"{stem}{_DATA}").is_file() and not (base / f"{stem}{_LINK}").exists()
     return stem if lies_there and source.suffix == _DATA and stem.rpartition("/")[2] == link.stem else ""

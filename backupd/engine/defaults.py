@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import Problem
+from backupd.process.otherfolders import read_plain
 
 CLIENT_GROUPS = ("client", "client-server", "client-mariadb", "mysqldump", "mariadb-dump", "backupd")
 """The groups that say how a client reaches its server, and ours."""
 
+_LARGEST = 8 * 1024**2
 _DEEPEST = 10
 """The clients' own limit of nested includes."""
 
@@ -77,7 +79,7 @@ class _Reader:
             if path.stat().st_mode & stat.S_IWOTH and path.is_file():
                 self._problem(path, None, "everybody may write it, so database clients ignore it: chmod o-w")
                 return
-            text = path.read_bytes().decode("utf-8", "surrogateescape")
+            text = read_plain(path, _LARGEST, follow=True).decode("utf-8", "surrogateescape")
         except OSError as error:
             self._problem(path, None, f"cannot be read: {error.strerror}")
             return

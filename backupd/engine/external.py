@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from backupd.engine.census import linked_tablespace
 from backupd.model.errors import DamagedError, RefusedError
 from backupd.process.otherfolders import write_anew
 
@@ -35,7 +36,6 @@ LINK_SUFFIX = ".isl"
 _DATA_SUFFIX = ".ibd"
 _DATA_SUFFIXES = (_DATA_SUFFIX, ".new", ".ibd.delta")
 """Before prepare, a table made shortly before the backup is called ``t.new``; ``.delta`` is an increment's."""
-_LINK_LIMIT = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +131,16 @@ def _read_links(base: Path) -> list[ExternalTablespace]:
     found: list[ExternalTablespace] = []
     for link in sorted(base.glob(f"*/*{LINK_SUFFIX}")):
         name = link.relative_to(base).as_posix()
-        text = os.fsdecode(link.read_bytes()[:_LINK_LIMIT].rstrip(b"\r\n\0 "))
-        found.append(ExternalTablespace(name, name.removesuffix(LINK_SUFFIX) + _DATA_SUFFIX, text))
+        found.append(ExternalTablespace(name, name.removesuffix(LINK_SUFFIX) + _DATA_SUFFIX, target_of(link)))
     return found
+
+
+def target_of(link: Path) -> str:
+    """What the .isl file ``link`` of a copy names; "" where it is none."""
+    try:
+        return linked_tablespace(link)
+    except OSError:
+        return ""
 
 
 def _checked(base: Path, links: Sequence[ExternalTablespace]) -> tuple[ExternalTablespace, ...]:

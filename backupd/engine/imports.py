@@ -21,10 +21,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from backupd.engine.census import linked_tablespace
 from backupd.engine.client import Session, is_denied
 from backupd.engine.probe import read_dialect
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour
+from backupd.process.otherfolders import open_plain
 
 _LSN = slice(16, 24)
 _SPACE = slice(34, 38)
@@ -93,7 +95,7 @@ def has_old_pages(path: Path, *, lsn: int, page_size: int, own: int | None = Non
     in bytes. ``own``: the tablespace's number, on a server whose imports give all pages a new age: old pages that bear
     both this number and an age are its own. False for a file that is not there. Raises OSError."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(open_plain(path, follow=True), "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor has no path
             first = file.read(_HEADER)
             step = _page_size(int.from_bytes(first[_FLAGS]), page_size)
             rest = False
@@ -133,7 +135,7 @@ def _page_size(flags: int, default: int) -> int:
 def _lacks_file(table: _Table) -> bool:
     """Is its file gone, or somebody else's or with the sign of an export, put there to be imported?"""
     try:
-        with table.path.open("rb") as file:
+        with open(open_plain(table.path, follow=True), "rb") as file:  # noqa: PTH123 - a descriptor has no path
             header = file.read(_HEADER)
     except OSError:
         return True
@@ -162,6 +164,6 @@ def _tables(session: Session) -> list[_Table]:
 def _usual_path(datadir: Path, name: str) -> Path:
     """Of a table that MariaDB has not opened since its start: it lists only what it has opened."""
     try:
-        return Path(os.fsdecode((datadir / f"{name}.isl").read_bytes().rstrip(b"\r\n\0 ")))
+        return Path(linked_tablespace(datadir / f"{name}.isl"))
     except OSError:
         return datadir / f"{name}.ibd"

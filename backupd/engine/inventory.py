@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 import threading
 import time
 from collections import defaultdict
@@ -37,6 +36,7 @@ from backupd.model.errors import ServerError
 from backupd.model.inventory import BaseTable
 from backupd.model.server import Flavour, Position, Version
 from backupd.model.table import TableName
+from backupd.process.otherfolders import open_plain
 
 _TABLES = """
 SELECT TABLE_SCHEMA, TABLE_NAME, ENGINE FROM information_schema.TABLES
@@ -384,9 +384,9 @@ class Stocktaking:
         return sorted(found)
 
     def _open(self, path: str) -> None:
-        descriptor = os.open(self._datadir / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_plain(self._datadir / path, follow=True)
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != self._datadir.stat().st_uid:
+        if status.st_uid != self._datadir.stat().st_uid:
             os.close(descriptor)  # a link of the database's user to somebody else's file
             return
         self._held.setdefault(table_of(stem_of(path)), []).append(

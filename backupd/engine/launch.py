@@ -35,7 +35,7 @@ from backupd.process import otherfolders
 from backupd.process.command import Command, find_account
 from backupd.process.family import family
 from backupd.process.optionfile import render_options
-from backupd.process.otherfolders import open_to_append, write_anew
+from backupd.process.otherfolders import open_plain, open_to_append, write_anew
 from backupd.process.redact import redact
 from backupd.process.supervise import Child, spawn, stop
 
@@ -337,14 +337,15 @@ class LaunchedServer:
 
 
 def log_tail(path: Path, lines: int = _LOG_LINES) -> str:
-    """The last ``lines`` lines of a server's log, redacted; empty when there is none."""
+    """The last ``lines`` lines of a server's log, redacted; empty when there is none. No link is followed."""
     try:
-        with path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - 64 * 1024))
+        with os.fdopen(open_plain(path), "rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
             text = log.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
+    except OSError as error:
+        return f"its log {path} cannot be read: {error.strerror}"
     return "\n".join(redact(line) for line in text.splitlines()[-lines:])
 
 

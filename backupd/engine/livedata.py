@@ -22,6 +22,7 @@ from backupd.engine.handover import Handed
 from backupd.engine.probe import read_dialect
 from backupd.model.errors import RefusedError, ServerError
 from backupd.process.command import Command
+from backupd.process.otherfolders import powers_of
 from backupd.process.run import run
 
 _OF_TABLES = frozenset({
@@ -39,6 +40,7 @@ _CHECKPOINTS = "rocksdb_datadir"
 _SHARED = frozenset({Path("/"), Path("/tmp"), Path("/var/tmp"), Path("/run"), Path("/home"), Path("/root")})  # noqa: S108  never written
 """Folders of everybody: of these only the file that is named is shown."""
 _SHOWN = 50
+_NOBODY = 65534
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +64,19 @@ def look_at(session: Session) -> LiveData:
     """Raises RefusedError for files of others in the data directory, and for one of root's; ServerError."""
     variables = {str(name): str(value) for name, value in session.query("SHOW GLOBAL VARIABLES")}
     datadir = Path(variables["datadir"])
-    reader = reader_of(datadir)
-    found = survey(datadir)
+    reader = reader_of(datadir, session)
+    with powers_of(reader):
+        found = survey(datadir)
     found.refuse()
     places = {datadir, datadir.resolve(), *found.targets, *_named(session, variables)}
     written = {*found.linking, *(datadir / variables[name] for name in (_CHECKPOINTS,) if name in variables)}
     return LiveData(datadir, reader, _within_reach(reader, places), _within_reach(reader, written), found.empty)
 
 
-def reader_of(datadir: Path) -> str | None:
+def reader_of(datadir: Path, session: Session) -> str | None:
     """As whom a living server's ``datadir`` is read when we are root: its owner. None: we are not, and read it as
-    ourselves. Raises RefusedError where it is not here, and where nobody but root is left."""
+    ourselves. Raises RefusedError where it is not here, where nobody but root is left, and where it belongs to somebody
+    else than the process that answers: a server may name any folder."""
     try:
         found = datadir.stat()
     except OSError as error:
@@ -85,10 +89,22 @@ def reader_of(datadir: Path) -> str | None:
             f"the data directory {datadir} belongs to root: the programs that read it load libraries which the server "
             "names, and are never run as root",
             hint=f"run the server as a user of its own, and give it its files: chown -R mysql: {datadir}")
-    try:
-        return pwd.getpwuid(found.st_uid).pw_name
-    except KeyError:  # a container's
-        return f"{found.st_uid}:{found.st_gid}"
+    process = session.server_uid
+    if process not in (found.st_uid, 0):  # root may have opened the socket for it, as systemd does
+        answers = "is no process of this host" if process is None else f"is a process of {_user(process)}"
+        raise RefusedError(
+            f"the data directory {datadir}, which the server names, belongs to {_user(found.st_uid)}, and what answers "
+            f"at {session.connection.address} {answers}: nothing is read there as somebody else",
+            hint="reach the server by its own socket; is the folder its own, give it to the user it runs as: chown -R")
+    return _named_user(found.st_uid, found.st_gid)
+
+
+def user_behind(session: Session) -> str | None:
+    """As whom we look at files of this host that only the server names, when we are root: who it runs as, or nobody
+    where the kernel does not say that. None: we are not root."""
+    if os.geteuid() != 0:
+        return None
+    return _named_user(session.server_uid or _NOBODY, _NOBODY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +157,10 @@ def _survey(datadir: Path, owner: os.stat_result) -> Survey:
             continue
         files = []
         with contextlib.suppress(FileNotFoundError):  # dropped since
-            files = [file for file in _entries(Path(entry.path)) if _is_of_table(file)]
-            if not files and entry.stat(follow_symlinks=False).st_uid != owner.st_uid:
+            strange = entry.stat(follow_symlinks=False).st_uid != owner.st_uid
+            with contextlib.suppress(*(PermissionError,) if strange else ()):  # lost+found
+                files = [file for file in _entries(Path(entry.path)) if _is_of_table(file)]
+            if not files and strange:
                 empty.append(entry.name)
         for file in files:
             foreign += _doubts(file, f"{entry.name}/{file.name}", owner, targets)
@@ -167,7 +185,11 @@ def _doubts(entry: os.DirEntry[str], name: str, owner: os.stat_result, targets: 
         found = entry.stat(follow_symlinks=False)
         if stat.S_ISLNK(found.st_mode):
             target = os.path.normpath(Path(entry.path).parent / Path(entry.path).readlink())
-            found = entry.stat()
+            try:
+                found = entry.stat()
+            except PermissionError:
+                yield f"{name} is a link to {target}, where {_user(owner.st_uid)} may not look"
+                return
             wanted = stat.S_ISDIR if folder else stat.S_ISREG
             if found.st_uid != owner.st_uid or not wanted(found.st_mode):
                 yield f"{name} is a link to {target}, {_kind(found)} of {_user(found.st_uid)}"
@@ -180,7 +202,11 @@ def _doubts(entry: os.DirEntry[str], name: str, owner: os.stat_result, targets: 
             elif name.endswith(_LINK):
                 target = linked_tablespace(Path(entry.path))
                 targets.add(Path(target))
-                found = Path(target).stat()
+                try:
+                    found = Path(target).stat()
+                except PermissionError:
+                    yield f"{name} leads to {target}, where {_user(owner.st_uid)} may not look"
+                    return
                 if found.st_uid != owner.st_uid:
                     yield f"{name} leads to {target}, {_kind(found)} of {_user(found.st_uid)}"
         elif not stat.S_ISDIR(found.st_mode):
@@ -197,6 +223,14 @@ def _is_readable(found: os.stat_result, owner: os.stat_result) -> bool:
 def _kind(found: os.stat_result) -> str:
     kinds = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(found.st_mode), "a device")
+
+
+def _named_user(uid: int, gid: int) -> str:
+    """As of Command; ``gid`` where the user has no name here, as a container's."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"{uid}:{gid}"
 
 
 def _user(uid: int) -> str:

@@ -16,6 +16,8 @@ import pymysql
 _FULL = 0xFFFFFF
 """A packet of this size goes on in the next one."""
 _PIECE = 1024 * 1024
+_LONGEST = 1024 * 1024 * 1024
+"""The highest max_allowed_packet."""
 _END, _ERROR = 0xFE, 0xFF
 _END_SIZE = 9
 """A packet that begins like the end and is longer is a row with a very long first value."""
@@ -88,6 +90,8 @@ def _packet(source: BinaryIO) -> Row:
     whole = bytearray()
     while True:
         # In little pieces: a long row is there once.
+        if len(whole) > _LONGEST:
+            raise pymysql.err.OperationalError(2027, f"a row of the server is longer than {_LONGEST:,} bytes")
         for start in range(0, size, _PIECE):
             whole += _read(source, min(_PIECE, size - start))
         if size < _FULL:

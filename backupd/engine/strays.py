@@ -16,6 +16,7 @@ from backupd.engine.client import Session
 from backupd.engine.filenames import decode_file_name
 from backupd.engine.tablefiles import owner_of
 from backupd.model.table import TableName
+from backupd.process.otherfolders import as_its_owner
 
 WAITING = ".backupd"
 """Behind the names of files that are copied and not yet imported."""
@@ -33,7 +34,7 @@ def remove_strays(session: Session, schema: str) -> tuple[Path, ...]:
         "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", schema)}
     gone = not session.query("SELECT 1 FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", schema)
     left = []
-    with contextlib.suppress(OSError):  # who may not look there has put nothing there
+    with contextlib.suppress(OSError), as_its_owner(datadir):  # who may not look there has put nothing there
         for folder in [one for one in datadir.iterdir() if decode_file_name(one.name) == schema]:
             for file in _strays(folder, known):
                 try:

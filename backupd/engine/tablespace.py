@@ -33,6 +33,7 @@ from backupd.model.errors import CancelledError, ServerError
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Flavour, Version
 from backupd.model.table import TableName, quote_name
+from backupd.process.otherfolders import as_its_owner, open_plain
 
 _DATA, _NOTES, _LINK = ".ibd", ".cfg", ".isl"
 _CHUNK = 16 * 1024 * 1024
@@ -89,6 +90,8 @@ def _servers_differ(source: Session, target: Session) -> str:
             ours["page"] != theirs["page"],
         "the server writes a binary log, which would not hold the rows: its replicas would not get them":
             theirs["log_bin"] == "1",
+        f"the server's data directory {datadir} belongs to another user than the server":
+            datadir.is_dir() and target.server_uid not in (0, datadir.stat().st_uid),
         "the server is a node of a cluster, whose other nodes would not get the rows": theirs["cluster"] == "ON",
         f"the server's data directory {datadir} is not here, or not ours to write to":
             not datadir.is_dir() or not os.access(datadir, os.W_OK | os.X_OK)
@@ -248,9 +251,7 @@ class _Files:
     """Files put into the data directory of a running server; what the server has not made its own is removed."""
 
     def __init__(self, datadir: Path, cancel: Event | None) -> None:
-        status = datadir.stat()
         self._datadir, self._cancel = datadir, cancel
-        self._owner = status.st_uid, status.st_gid
         self._put: list[Path] = []
         """By the names that they are imported under."""
 
@@ -260,10 +261,11 @@ class _Files:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for path in self._put:
-            _waiting(path).unlink(missing_ok=True)
-            if kind is not None or path.suffix == _NOTES:
-                path.unlink(missing_ok=True)
+        with as_its_owner(self._datadir):
+            for path in self._put:
+                _waiting(path).unlink(missing_ok=True)
+                if kind is not None or path.suffix == _NOTES:
+                    path.unlink(missing_ok=True)
 
     def stem(self, table: TableName) -> Path:
         """Where the files of ``table`` lie, without suffix and partition. Raises FileNotFoundError."""
@@ -277,21 +279,22 @@ class _Files:
         for suffix in (_NOTES, _DATA):
             file = source.with_suffix(suffix)
             place = target.with_name(target.name + suffix)
-            descriptor = os.open(_waiting(place),
-                                 os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
-            self._put.append(place)
-            with FileIO(descriptor, "wb") as copy, FileIO(file, "rb") as reader:
-                if os.geteuid() == 0:
-                    os.fchown(descriptor, *self._owner)
-                os.fchmod(descriptor, 0o660)
-                self._copy(reader, copy)
+            with FileIO(open_plain(file), "rb") as reader:
+                with as_its_owner(self._datadir):  # whose folder it is may have it lead elsewhere
+                    descriptor = os.open(_waiting(place),
+                                         os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
+                self._put.append(place)
+                with FileIO(descriptor, "wb") as copy:
+                    os.fchmod(descriptor, 0o660)
+                    self._copy(reader, copy)
 
     def show(self) -> None:
         """Give them the names that the server looks for, none of which may be there. Raises OSError."""
-        for place in self._put:
-            if _waiting(place).exists():
-                os.link(_waiting(place), place, follow_symlinks=False)
-                _waiting(place).unlink()
+        with as_its_owner(self._datadir):
+            for place in self._put:
+                if _waiting(place).exists():
+                    os.link(_waiting(place), place, follow_symlinks=False)
+                    _waiting(place).unlink()
 
     def _copy(self, reader: FileIO, writer: FileIO) -> None:
         """Holes stay holes."""

@@ -1,19 +1,90 @@
-"""Writing in folders that belong to another user: never through a link that was laid there, and into no file that was.
+"""Folders that belong to another user: never writing through a link that was laid there, nor into a file that was, and
+reading nothing but files.
 
 Who owns a folder may put a symbolic link in the place of any name in it, at any moment. So each name is made anew
-(``O_EXCL``), or looked up once without following (``O_NOFOLLOW``) and changed as what was found then.
+(``O_EXCL``), or looked up once without following (``O_NOFOLLOW``) and changed as what was found then. Where links are
+to be followed, as in the data directory of a living server, root does it with the powers of that user (``powers_of``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
+import platform
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from backupd.process.command import find_account
+
 PRIVATE = 0o600
+_SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "loongarch64": 159, "ppc64le": 81, "s390x": 206}
+"""Number of the system call; the C library's function changes every thread."""
+_C = ctypes.CDLL(None, use_errno=True)
+
+
+@contextmanager
+def powers_of(user: str | None) -> Iterator[None]:
+    """Whatever this thread opens, makes or removes in the block, it does as ``user`` (as of Command; None: ourselves)
+    could: where that one does not come, neither do we. Only root can be somebody else; who is not goes on as he is.
+    Start no program and no thread inside. Raises OSError, ConfigurationError for an unknown user."""
+    if user is None or os.geteuid() != 0:
+        yield
+        return
+    account = find_account(user)
+    groups = [account.pw_gid] if ":" in user else os.getgrouplist(user, account.pw_gid)
+    own = os.getgroups()
+    _set_groups(groups)
+    try:
+        _C.setfsgid(account.pw_gid)
+        _C.setfsuid(account.pw_uid)  # the kernel takes what root may do with files away with it, and gives it back
+        if _C.setfsuid(-1) != account.pw_uid:
+            raise PermissionError(errno.EPERM, f"this process may not become {user}")
+        yield
+    finally:
+        _C.setfsuid(os.geteuid())
+        _C.setfsgid(os.getegid())
+        _set_groups(own)
+
+
+@contextmanager
+def as_its_owner(folder: Path) -> Iterator[None]:
+    """``powers_of`` whom ``folder`` belongs to, for a folder that this one fills. Raises OSError."""
+    found = folder.stat()
+    with powers_of(f"{found.st_uid}:{found.st_gid}"):
+        yield
+
+
+def _set_groups(groups: Sequence[int]) -> None:
+    number = _SETGROUPS.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, f"files of others are not read as root on a {platform.machine()}")
+    if _C.syscall(number, len(groups), (ctypes.c_uint32 * len(groups))(*groups)) != 0:
+        raise OSError(ctypes.get_errno(), "the groups of this thread cannot be changed")
+
+
+def open_plain(path: Path, *, follow: bool = False) -> int:
+    """A descriptor that reads a file; pipes and devices are not even opened. ``follow``: where a link leads to one.
+    Raises OSError."""
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    try:
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+
+
+def read_plain(path: Path, limit: int, *, follow: bool = False) -> bytes:
+    """A small file; one of more than ``limit`` bytes is none. Raises OSError."""
+    with open(open_plain(path, follow=follow), "rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", str(path))
+    return content
 
 
 @contextmanager

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from backupd.backup.finding import Severity
 from backupd.backup.location import examine_owners
 from backupd.engine import handover, livedata
+from backupd.engine.client import Connection, Session
 from backupd.engine.livedata import reader_of, survey
 from backupd.engine.mariabackup import MariaBackup
 from backupd.engine.physical import CaptureRequest
@@ -38,7 +41,7 @@ def _as_mysql(script: str) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PrivateServer]:
-    with PrivateServer(options={"symbolic_links": 1}) as server:
+    with PrivateServer(options={"symbolic_links": 1}, tcp=True) as server:
         server.create_backup_users()
         server.execute("CREATE DATABASE shop", "CREATE TABLE shop.t (i INT PRIMARY KEY)",
                        "CREATE TABLE shop.leak (i INT NOT NULL) ENGINE=CSV")
@@ -114,14 +117,44 @@ exit 1
         assert int(said[-1].split()[0]) < 10
 
 
+class _Answering:
+    """A session with a server of this user."""
+
+    connection = Connection(socket="/run/some.sock")
+
+    def __init__(self, uid: int | None) -> None:
+        self.server_uid = uid
+
+
+def _reader_of(datadir: Path, uid: int | None) -> str | None:
+    return reader_of(datadir, cast("Session", _Answering(uid)))
+
+
 def test_a_datadir_of_root_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="belongs to root"):
-        reader_of(tmp_path)
+        _reader_of(tmp_path, 0)
 
 
 def test_a_user_without_a_name_is_one(tmp_path: Path) -> None:
     os.chown(tmp_path, 54321, 54322)
-    assert reader_of(tmp_path) == "54321:54322"
+    assert _reader_of(tmp_path, 54321) == "54321:54322"
+    assert _reader_of(tmp_path, 0) == "54321:54322"  # systemd has opened its socket
+
+
+def test_nothing_is_read_as_a_user_who_is_not_the_servers(server: PrivateServer, short_tmp: Path) -> None:
+    """What reads loads libraries that the server names: as whoever owns the folder that it calls its data directory."""
+    os.chown(short_tmp, 54321, 54322)
+    server.create_user("tcp", "s", ["PROCESS"])
+    server.execute("CREATE USER tcp@127.0.0.1 IDENTIFIED BY 's'")
+    over_tcp = Connection(host="127.0.0.1", port=server.port or 0, user="tcp", password="s")
+    for connection in (connection_to(server), over_tcp):
+        with connection.connect() as session:
+            assert session.server_uid == pwd.getpwnam("mysql").pw_uid
+            assert reader_of(server.datadir, session) == "mysql"
+            with pytest.raises(RefusedError, match="is a process of user mysql"):
+                reader_of(short_tmp, session)
+    with pytest.raises(RefusedError, match="is no process of this host"):
+        _reader_of(server.datadir, None)
 
 
 # -- what lies in the data directory
@@ -132,10 +165,11 @@ def _refused(server: PrivateServer, place: Path) -> str:
     assert list((place / "taken").rglob("*")) == []
     connection = connection_to(server)
     info = probe(connection)
-    (found,) = examine_owners(info, "mariadb-backup")
+    with connection.connect() as session:
+        (found,) = examine_owners(session, info, "mariadb-backup")
+        assert list(examine_owners(session, info, "clone")) == []
     assert found.severity is Severity.ERROR
     assert caught.value.detail in found.message
-    assert list(examine_owners(info, "clone")) == []
     return caught.value.detail
 
 
