@@ -103,7 +103,8 @@ def replay(
         in_table = mariadb or info.version < Version(8, 0)
         warnings = [*_set_zone(session, info, server.config.zone), *_unlike_the_source(found, method)]
         had = eventstates.read_events(session, in_table=in_table)
-        events = had if tables else eventstates.after(had, found.statements)
+        events = had if tables else eventstates.after(had, found.statements,
+                                                      folds=eventstates.folds_schemas(session))
         before = executed = _state(session, info, found, start)
         counted = 0
         if found.works:

@@ -39,7 +39,8 @@ class Event:
 
 
 Key = tuple[str, str]
-"""Schema and name, in lower case: names of events know no case."""
+"""Schema and name. Names of events know no case, so theirs is in lower case; that of the schema is, too, where the
+server's names of schemas know none."""
 
 _TOKEN = re.compile(
     r"""/\*M?!\d*|\*/|/\*.*?\*/|\#[^\n]*|--(?=\s|\Z)[^\n]*  # versioned comments are read, others are not
@@ -58,26 +59,32 @@ _ONCE_IN_DICTIONARY = ("SELECT EVENT_SCHEMA, EVENT_NAME FROM information_schema.
 def read_events(session: Session, *, in_table: bool) -> dict[Key, Event]:
     """All events of a server. ``in_table``: it keeps them in mysql.event (all but MySQL from 8.0 on).
     Raises ServerError."""
-    found = {}
+    folds, found = folds_schemas(session), {}
     for schema, name, status, server_id in session.query(_IN_TABLE if in_table else _IN_DICTIONARY):
         state = EventState(status) if status in (EventState.ENABLED, EventState.DISABLED) else EventState.ELSEWHERE
         event = Event(str(schema), str(name), state, int(server_id))
-        found[_key(event.schema, event.name)] = event
+        found[_key(event.schema, event.name, folds=folds)] = event
     return found
 
 
-def after(before: Mapping[Key, Event], statements: Iterable[Statement]) -> dict[Key, Event]:
-    """The events that ``statements``, run one after the other on top of ``before``, touched and left."""
+def folds_schemas(session: Session) -> bool:
+    """Are `Shop` and `shop` the same schema to the server? Raises ServerError."""
+    return int(session.query("SELECT @@lower_case_table_names")[0][0]) != 0
+
+
+def after(before: Mapping[Key, Event], statements: Iterable[Statement], *, folds: bool) -> dict[Key, Event]:
+    """The events that ``statements``, run one after the other on top of ``before``, touched and left. ``folds``: see
+    ``folds_schemas``."""
     known = dict(before)
     touched: set[Key] = set()
     for statement in statements:
         words = _without_variables(list(_words(statement.text)))
         verb = _upper(words, 0)
         if verb == "DROP" and _upper(words, 1) in ("DATABASE", "SCHEMA"):
-            schema = _name(words, _after_condition(words, 2))[1].lower()
+            schema = _key(_name(words, _after_condition(words, 2))[1], "", folds=folds)[0]
             known = {key: event for key, event in known.items() if key[0] != schema}
         elif (at := _event_word(words)) is not None:
-            _apply(statement, verb, words, at, known, touched)
+            _apply(statement, verb, words, at, known, touched, folds=folds)
     return {key: known[key] for key in touched if key in known}
 
 
@@ -147,7 +154,8 @@ def _ran(session: Session, until: datetime, *, in_table: bool) -> tuple[Key, ...
     """Enabled one-time events whose time was not after ``until``."""
     rows = session.query(_ONCE_IN_TABLE if in_table else _ONCE_IN_DICTIONARY,
                          until.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"))
-    return tuple(sorted(_key(str(schema), str(name)) for schema, name in rows))
+    folds = folds_schemas(session)
+    return tuple(sorted(_key(str(schema), str(name), folds=folds) for schema, name in rows))
 
 
 def _alter(session: Session, event: Event, state: EventState) -> None:
@@ -165,10 +173,10 @@ def _alter(session: Session, event: Event, state: EventState) -> None:
 
 
 def _apply(statement: Statement, verb: str, words: list[str], at: int, known: dict[Key, Event],
-           touched: set[Key]) -> None:
+           touched: set[Key], *, folds: bool) -> None:
     at = _after_condition(words, at + 1)
     schema, name, at = _name(words, at)
-    key = _key(schema or statement.schema, name)
+    key = _key(schema or statement.schema, name, folds=folds)
     if verb == "DROP":
         known.pop(key, None)
         return
@@ -181,8 +189,9 @@ def _apply(statement: Statement, verb: str, words: list[str], at: int, known: di
     elif state is None:
         state = old.state if old is not None and verb == "ALTER" else EventState.ENABLED
     schema, name = renamed or (schema or statement.schema, name)
-    touched.add(_key(schema, name))
-    known[_key(schema, name)] = Event(schema, name, state, statement.server_id)
+    key = _key(schema, name, folds=folds)
+    touched.add(key)
+    known[key] = Event(schema, name, state, statement.server_id)
 
 
 def _clauses(words: list[str], at: int, current: str) -> tuple[EventState | None, tuple[str, str] | None]:
@@ -261,5 +270,5 @@ def _upper(words: list[str], at: int) -> str:
     return words[at].upper() if at < len(words) else ""
 
 
-def _key(schema: str, name: str) -> Key:
-    return schema.lower(), name.lower()
+def _key(schema: str, name: str, *, folds: bool) -> Key:
+    return schema.lower() if folds else schema, name.lower()

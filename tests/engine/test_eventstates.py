@@ -10,6 +10,7 @@ from backupd.engine.client import Connection
 from backupd.engine.eventstates import Event, EventState, after, read_events, settle
 from backupd.engine.logwalk import Statement
 from tests.restore.rolling import Kind, both
+from tests.support.mariadb import PrivateServer
 
 ON, OFF, ELSEWHERE = EventState.ENABLED, EventState.DISABLED, EventState.ELSEWHERE
 
@@ -37,13 +38,35 @@ def test_the_state_of_an_event_is_what_its_statements_said(
     statements: list[str], left: dict[tuple[str, str], EventState]
 ) -> None:
     before = {("d", "old"): Event("d", "old", OFF, 1)}
-    found = after(before, [Statement("d", text, 1, own=True) for text in statements])
+    found = after(before, [Statement("d", text, 1, own=True) for text in statements], folds=False)
     assert {key: event.state for key, event in found.items()} == left
 
 
 def test_an_event_that_reached_the_source_through_replication_was_disabled_there_too() -> None:
     text = "CREATE EVENT e ON SCHEDULE EVERY 1 DAY DO SELECT 1"
-    assert after({}, [Statement("d", text, 2, own=False)])["d", "e"].state is ELSEWHERE
+    assert after({}, [Statement("d", text, 2, own=False)], folds=False)["d", "e"].state is ELSEWHERE
+
+
+@pytest.mark.parametrize(("folds", "left"), [(False, {("Case", "e"): OFF, ("case", "e"): ON}), (True, {("case", "e"): ON})])
+def test_schemas_that_differ_by_case_alone_are_two_where_the_server_has_two(
+    folds: bool, left: dict[tuple[str, str], EventState]
+) -> None:
+    texts = ["CREATE EVENT Case.E ON SCHEDULE EVERY 1 DAY DISABLE DO SELECT 1",
+             "CREATE OR REPLACE EVENT case.e ON SCHEDULE EVERY 1 DAY DO SELECT 1", "DROP DATABASE CASE"]
+    found = after({}, [Statement("d", text, 1, own=True) for text in texts[:2 + (not folds)]], folds=folds)
+    assert {key: event.state for key, event in found.items()} == left
+
+
+def test_each_of_two_events_whose_schemas_differ_by_case_gets_its_own_state() -> None:
+    with PrivateServer() as server:
+        server.execute("CREATE DATABASE Shop", "CREATE DATABASE shop",
+                       *(f"CREATE EVENT {schema}.e ON SCHEDULE EVERY 1 DAY DISABLE ON SLAVE DO SELECT 1"
+                         for schema in ("Shop", "shop")))
+        with Connection(socket=str(server.socket), user="root").connect() as session:
+            wanted = {(schema, "e"): Event(schema, "e", state, 7) for schema, state in (("Shop", ON), ("shop", OFF))}
+            assert settle(session, {}, wanted, in_table=True, ran_until=None).warnings == ()
+            assert {key: event.state for key, event in read_events(session, in_table=True).items()} == {
+                ("Shop", "e"): ON, ("shop", "e"): OFF}
 
 
 @both()
