@@ -14,6 +14,7 @@ from backupd.app.wiring import Wiring
 from backupd.engine.census import CLONE
 from backupd.engine.tablefiles import stem_of, table_of
 from backupd.engine.tables import SYSTEM_SCHEMAS
+from backupd.model.backup import BackupKind
 from backupd.model.binlog import ReplaySpec, Transaction
 from backupd.model.clock import format_time
 from backupd.model.dump import PREPARED_XA, Outcome
@@ -207,6 +208,9 @@ def _without_files(loaded: Loaded, there: Collection[TableName], patterns: Seque
 def _logical(wiring: Wiring, server_name: str, target: str, wanted: TableWishes) -> Way:
     """The newest logical backup before the target that holds all of the tables. With patterns one that lacks some of
     them will do, unless an older one with all of them leads to the same target."""
+    if not any(record.kind is BackupKind.LOGICAL for record in wiring.catalog.backups.list(server_name)):
+        raise NotFoundError(f"server {server_name} has no logical backup",
+                            hint=f"take one: backupd backup {server_name} --kind logical")
     lacking: set[str] = set()
     refused: BackupdError | None = None
     partial: Way | None = None

@@ -111,6 +111,9 @@ def test_a_plan_moves_no_byte_and_says_steps_bytes_and_time(house: House) -> Non
     assert "prepare" in titles
     assert plan["bytes"] > 0
     assert plan["seconds"] > 0
+    dumped = house.fails("plan", SERVER, "--to", "latest", "--tables", "shop.orders", "--from", "logical")
+    assert f"server {SERVER} has no logical backup" in dumped.err
+    assert f"take one: backupd backup {SERVER} --kind logical" in dumped.err
 
 
 def test_checks_of_a_healthy_house_pass_and_a_broken_one_is_told_everything_at_once(house: House) -> None:
