@@ -53,6 +53,10 @@ def prepare(
             report(Progress("prepare", files_done=number - 1, files_total=len(steps), note=step.title))
             log = logs / f"prepare-{number}.log"
             log.unlink(missing_ok=True)
+            if step.before is not None:
+                for folder in (base, *increments):
+                    refuse_links(folder)  # of a program that worked on what may be forged
+                step.before()
             run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
             told.append(log.read_text(encoding="utf-8", errors="replace"))
     if steps:

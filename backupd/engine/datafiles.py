@@ -9,6 +9,10 @@ has them:
 * ``t.del``, ``t.ren``: ``t`` was dropped, or renamed to the name that stands in it, while the tool ran; newer
   xtrabackup writes the tablespace's number instead of its name
 
+For ``t.new`` and ``t.del`` of an increment mariadb-backup (10.11.19) removes ``t.ibd`` of the backup before, whatever
+that has become since: after RENAME TABLE t TO old, CREATE TABLE t it is all that there is of ``old``. Prepare then
+makes ``old`` of its changed pages alone, or leaves it out, and says "completed OK!": ``put_aside``.
+
 RENAME TABLE a.t TO b.t of a table with DATA DIRECTORY moves ``t.frm`` only (MariaDB 10.11.19): its link and its data
 keep the old schema's name, at the source as in every backup, and the next start finds no tablespace:
 ``rejoin_renamed``.
@@ -21,13 +25,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from backupd.engine.external import target_of
-from backupd.engine.tablefiles import fulltext_id, owner_of, part_name, stem_of
+from backupd.engine.tablefiles import fulltext_id, owner_of, part_name, space_id, space_id_of_meta, stem_of
 from backupd.model.errors import OTHER_BACKUP, DamagedError
 from backupd.model.inventory import BaseTable
 
 _DATA, _LINK = ".ibd", ".isl"
 _DELTA, _META, _NEW, _DROPPED, _RENAMED = ".delta", ".meta", ".new", ".del", ".ren"
 _TEMPORARY = "#sql"
+_HEAD = 64
+"""Bytes of a tablespace that tell its number."""
 _INNODB = "innodb"
 _INDEX_OF_OTHERS = (".MYI", ".MAI")
 _PARTITION = re.compile("#[Pp]#")
@@ -58,6 +64,33 @@ def _final(path: str) -> str:
     if name.endswith(_NEW):
         name = name.removesuffix(_NEW) + _DATA
     return name if "/" in name or name.endswith(_DATA) or name.startswith("ibdata") else ""
+
+
+def put_aside(base: Path, increment: Path) -> tuple[str, ...]:
+    """Before ``increment`` is applied to ``base`` by mariadb-backup: give each tablespace that this would remove for
+    its name's sake, though its table lives on under another one, the name that the tool itself gives what is in its
+    way. It finds tablespaces by their numbers. Returns the stems that they had."""
+    doomed = {path.relative_to(increment).as_posix().removesuffix(suffix)
+              for suffix in (_NEW, _DROPPED) for path in increment.glob(f"*/*{suffix}")}
+    there = {stem: number for stem in sorted(doomed) if (number := _number(base / f"{stem}{_DATA}"))}
+    if not there:
+        return ()
+    living = {space_id_of_meta(meta.read_text(encoding="ascii", errors="replace"))
+              for meta in increment.glob(f"*/*{_DATA}{_META}")}
+    kept = {stem: number for stem, number in there.items() if number in living}
+    for stem, number in kept.items():
+        path = base / f"{stem}{_DATA}"
+        path.rename(path.with_name(f"xtrabackup_tmp_#{number}{_DATA}"))
+    return tuple(kept)
+
+
+def _number(tablespace: Path) -> int:
+    """0 where there is no such file."""
+    try:
+        with tablespace.open("rb") as file:
+            return space_id(file.read(_HEAD))
+    except FileNotFoundError:
+        return 0
 
 
 def swapped(renamed: Mapping[str, str]) -> tuple[str, ...]:

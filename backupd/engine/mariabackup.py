@@ -7,7 +7,8 @@ last_lsn. * prepare with a missing .ibd: ``verify_files`` before it, and the too
 after it. * prepare with --no-defaults: backup-my.cnf is not read, so page size and system tablespace are
 the defaults' (then the exit code is 1 with a misleading text when the page size differs). We name the file.
 * backup while Aria tables are renamed: their data is left out (see xbstream). * a stream cut between two
-files: the receipts, written last, are missing.
+files: the receipts, written last, are missing. * an increment since whose base a table was renamed, and another
+one was made by its name while the tool ran: the first one's rows are removed (``put_aside``).
 
 SIGTERM does not end it (blocked); SIGINT and SIGKILL do, and ``Pipeline`` knows.
 """
@@ -17,8 +18,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from backupd.engine.datafiles import put_aside
 from backupd.engine.physical import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.preparation import (
     check_chain,
@@ -98,7 +102,8 @@ class MariaBackup:
         steps = [prepare_step(self._tool, "apply the redo log", base, None, memory=memory)]
         for number, increment in enumerate(increments, start=1):
             title = f"apply increment {number} of {len(increments)}"
-            steps.append(prepare_step(self._tool, title, base, increment, memory=memory))
+            step = prepare_step(self._tool, title, base, increment, memory=memory)
+            steps.append(replace(step, before=partial(put_aside, base, increment)))
         return tuple(steps)
 
     def verify_prepared(

@@ -150,11 +150,12 @@ class Capture(Protocol):
 @dataclass(frozen=True, slots=True)
 class PrepareStep:
     """``command``: what to run, confined to the folders it works on where the host can do that. ``plain``:
-    the same without the confinement, as a runbook shows it."""
+    the same without the confinement, as a runbook shows it. ``before``: to be called right before it."""
 
     title: str
     command: Command
     plain: Command
+    before: Callable[[], object] | None = None
 
 
 class PhysicalTool(Protocol):

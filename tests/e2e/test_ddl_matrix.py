@@ -127,6 +127,31 @@ def test_innodb_tables_that_swap_names_during_an_increment_make_it_a_full_backup
     same(_restored(busy)["sums"], expected)
 
 
+def test_a_table_that_left_its_name_to_a_new_one_keeps_its_rows_in_an_increment(
+        busy: House, short_tmp: Path) -> None:
+    """The daily turn of a log: RENAME log TO old, CREATE log. The new one is made while the increment is taken, and the
+    tool's prepare would remove the file that the old one has in the backup before."""
+    server = busy.server
+    names = ("before", "during", "gone", "parted")
+    for name in names:
+        parts = "PARTITION BY HASH (i) PARTITIONS 2" if name == "parted" else ""
+        server.execute(f"CREATE TABLE a_filler.{name} (i INT PRIMARY KEY, t VARCHAR(900)) {parts}",
+                       f"INSERT INTO a_filler.{name} SELECT seq, REPEAT(MD5(seq), 20) FROM a_filler.seq_1_to_500")
+    server.settle()  # or the tool takes them for tables that were made meanwhile
+    server.restart()
+    busy.backup()
+    server.execute("UPDATE a_filler.f SET t = REVERSE(t)")
+    turn = {name: (f"RENAME TABLE a_filler.{name} TO a_filler.{name}_old",
+                   f"CREATE TABLE a_filler.{name} LIKE a_filler.{name}_old",
+                   f"INSERT INTO a_filler.{name} VALUES (1, 'new')") for name in names}
+    server.execute(*(turn[name][0] for name in names if name != "during"))
+    gate = Gate(short_tmp / "gate", 65536)
+    done = gate.run(busy, "backup", SERVER, "--kind", "incremental", "--json", at={65536: lambda: server.execute(
+        turn["during"][0], *(statement for name in names for statement in turn[name][1:]), "DROP TABLE a_filler.gone")})
+    assert done.code == 0, done.all
+    same(_restored(busy)["sums"], _everything(server)["sums"])
+
+
 def test_a_backup_whose_tool_fails_over_a_dropped_partition_is_taken_again(busy: House, short_tmp: Path) -> None:
     """As it does at a moment that nobody can choose: between its list of Aria's tables and the first byte of one."""
     tool = short_tmp / "mariadb-backup"

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from backupd.engine.datafiles import expected_files, rejoin_renamed, swapped, verify_fulltext, verify_tables
+from backupd.engine.datafiles import (
+    expected_files,
+    put_aside,
+    rejoin_renamed,
+    swapped,
+    verify_fulltext,
+    verify_tables,
+)
 from backupd.model.errors import DamagedError
 from backupd.model.inventory import BaseTable
 from backupd.model.table import TableName
@@ -119,3 +126,16 @@ def test_tables_that_took_each_others_names_are_seen_in_their_renames() -> None:
     assert swapped({"m/a": "m/b", "m/b": "m/c", "m/c": "m/a", "m/d": "m/a"}) == ("m/a", "m/b", "m/c")
     assert swapped({"m/a": "m/_a_old", "m/b": "m/a"}) == ()
     assert swapped({"m/a": "m/a"}) == ()
+
+
+def test_a_tablespace_that_an_increment_would_remove_though_its_table_lives_on_is_put_aside(tmp_path: Path) -> None:
+    base = laid_out(tmp_path / "base")
+    increment = laid_out(tmp_path / "increment", "s/log.new", "s/gone.new", "s/was.del", "s/fresh.new")
+    for number, stem in enumerate(("s/log", "s/gone", "s/was", "s/other"), start=7):
+        laid_out(base, f"{stem}.ibd").joinpath(f"{stem}.ibd").write_bytes(bytes(34) + number.to_bytes(4) + bytes(99))
+    for stem, number in (("s/log_old", 7), ("t/was", 9), ("s/other", 10)):
+        laid_out(increment, f"{stem}.ibd.meta").joinpath(f"{stem}.ibd.meta").write_text(f"space_id = {number}\n")
+    assert sorted(put_aside(base, increment)) == ["s/log", "s/was"]
+    assert sorted(path.name for path in base.rglob("*.ibd")) == [
+        "gone.ibd", "other.ibd", "xtrabackup_tmp_#7.ibd", "xtrabackup_tmp_#9.ibd"]
+    assert put_aside(base, increment) == ()

@@ -47,7 +47,8 @@ def test_an_event_that_reached_the_source_through_replication_was_disabled_there
     assert after({}, [Statement("d", text, 2, own=False)], folds=False)["d", "e"].state is ELSEWHERE
 
 
-@pytest.mark.parametrize(("folds", "left"), [(False, {("Case", "e"): OFF, ("case", "e"): ON}), (True, {("case", "e"): ON})])
+@pytest.mark.parametrize(("folds", "left"), [
+    (False, {("Case", "e"): OFF, ("case", "e"): ON}), (True, {("case", "e"): ON})])
 def test_schemas_that_differ_by_case_alone_are_two_where_the_server_has_two(
     folds: bool, left: dict[tuple[str, str], EventState]
 ) -> None:
