@@ -73,8 +73,8 @@ def render_runbook(
     outside = any(entry.path.endswith(LINK_SUFFIX) for entry in body.entries)
     steps = [
         _settings(header, info, facts.tool, row, chain, signed=signed),
-        *([choose_logs(header, body)] if logged else []),
-        _unpack(header.server, chain),
+        *([choose_logs(header, body, signed=signed)] if logged else []),
+        _unpack(chain),
         *([] if _is_clone(facts.tool) else [_prepare(facts.tool.name, memory, len(chain) - 1)]),
         *([_outside()] if outside else []),
         *([apply_logs(header, info)] if logged else []),
@@ -157,17 +157,17 @@ mkdir -m 0711 "$WORK"
     return "Settings, and is everything here, as it was stored?", why, script
 
 
-def _unpack(server: str, chain: Sequence[str]) -> Step:
+def _unpack(chain: Sequence[str]) -> Step:
     goals = ["data", *(_increment(number) for number in range(1, len(chain)))]
     script = "".join(
         f"""
-gpg --quiet --output "$WORK/{goal}.sh.zst" --decrypt "$REPOSITORY/{layout.unpack_key(server, backup)}"
+gpg --quiet --output "$WORK/{goal}.sh.zst" --decrypt "$CHECKED/{backup}/{layout.UNPACK}"
 zstd -q -d "$WORK/{goal}.sh.zst" -o "$WORK/{goal}.sh"
 sh "$WORK/{goal}.sh" "$REPOSITORY" "$WORK/{goal}"
 """
         for goal, backup in zip(goals, chain, strict=True)
-    )
-    why = "`unpack.sh` makes every file from the sealed objects and compares each one with its SHA-256."
+    ) + 'rm -r "$CHECKED"\n'
+    why = "`unpack.sh` makes every file from the sealed objects, and compares each of both with its SHA-256."
     if len(chain) > 1:
         why += " Each backup of the chain has its own, and gets a folder of its own."
     return "Decrypt and unpack", why, script

@@ -38,7 +38,7 @@ def render_logical_runbook(header: Header, body: Body, *, destinations: Sequence
         "why_trusted": SIGNED if signed else UNSIGNED,
         "missing": header.tables_missing, "recipients": ", ".join(header.recipients),
         "destinations": ", ".join(destinations), "client": "mariadb" if mariadb else "mysql",
-        "unpack": layout.unpack_key(header.server, header.backup_id), "set": header.table_set or "all of the policy",
+        "unpack": layout.UNPACK, "set": header.table_set or "all of the policy",
         "later": f"\n{later} tables were dumped after the others and have a later position of their own; the sealed "
                  "body of the backup names them.\n" if later else "",
         "places": render_places(header.server, (header.backup_id,), places,
@@ -94,12 +94,13 @@ mkdir -p "$WORK"
 
 ## 2. Decrypt and unpack
 
-`unpack.sh` makes every file from the sealed objects and compares each one with its SHA-256.
+`unpack.sh` makes every file from the sealed objects, and compares each of both with its SHA-256.
 
 ```sh
-gpg --quiet --output "$WORK/unpack.sh.zst" --decrypt "$REPOSITORY/@unpack@"
+gpg --quiet --output "$WORK/unpack.sh.zst" --decrypt "$CHECKED/@backup@/@unpack@"
 zstd -q -d "$WORK/unpack.sh.zst" -o "$WORK/unpack.sh"
 sh "$WORK/unpack.sh" "$REPOSITORY" "$WORK/data"
+rm -r "$CHECKED"
 ```
 
 ## 3. Choose what to load

@@ -4,6 +4,9 @@ together and applied by ``sh`` with gpg, zstd, awk and the database's own progra
 With ``TO`` empty they do nothing. The history is chosen by the clear descriptions beside the logs, as
 ``backupd.recovery`` does it, and what is not certain stops. The place to stop at is found in the sealed indexes, so it
 is right to the microsecond and between two transactions, which a reader's own options are not.
+
+Descriptions are copied before they are looked at, so that nobody who can write there changes them in between. Where a
+server is signed they count only with the signature of ``SIGNER``, and only in the folder that they tell of.
 """
 
 from __future__ import annotations
@@ -40,14 +43,16 @@ _HAS_VERSIONING = Version(10, 3)
 _ACCOUNT = '--defaults-file="$WORK/run/client.cnf" --socket="$WORK/run/s.sock"'
 
 
-def choose_logs(header: Header, body: Body) -> Step:
-    """What is needed of the archive, as files in ``$WORK/logs``."""
+def choose_logs(header: Header, body: Body, *, signed: bool) -> Step:
+    """What is needed of the archive, as files in ``$WORK/logs``. ``signed``: only what SIGNER has signed; the step
+    before defines what looks at that."""
     position = body.facts.position
     return "The binary logs, for a later moment", _CHOOSE_WHY, _filled(_CHOOSE, {
         "logs": layout.binlogs_folder(header.server).rstrip("/"), "started": _padded(header.started_at),
         "finished": _padded(header.finished_at), "uuid": quote(body.facts.server.server_uuid),
         "gtid": quote("".join(position.gtid.split())), "file": str(int(position.file.rpartition(".")[2])),
-        "pos": str(position.pos), "reader": programs_of(body.facts.server).reader})
+        "pos": str(position.pos), "reader": programs_of(body.facts.server).reader,
+        "look": _LOOK.rstrip() if signed else ""})
 
 
 def apply_logs(header: Header, info: ServerInfo) -> Step:
@@ -81,10 +86,16 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     return re.sub(r"@([a-z]+)@", lambda found: values[found[1]], text).strip("\n")
 
 
+_LOOK = """
+    if test -e "$1.sig"; then cp "$1.sig" "$2.sig"; fi
+    signed_by_signer "$2" "$1"
+"""
+
 _CHOOSE_WHY = """\
 Only with `TO`: `export TO=2026-11-21T09:41:03Z` for everything that was committed until then (UTC; as many digits of a
 second as you like), or `TO=latest` for all that is archived. Without it, what comes back is the moment of the backup.
 The logs are opened, compared with their SHA-256 and put together in `WORK`, which takes as much room as they have.
+Where backups are signed, a description of logs that is not signed by `SIGNER` stops this, with its name.
 
 A restore, a reset, a failover or a crash begins another history of the server, in a folder of its own with another
 sequence of logs. The one of the moment is chosen by what is recorded of them. What is not certain stops here with a
@@ -93,7 +104,7 @@ list of them: then set `HISTORY` to the one that is meant, and begin again."""
 _CHOOSE = r"""
 : "${TO:=}"
 : "${HISTORY:=}"
-LOGS="$REPOSITORY/@logs@"
+LOGS="$REPOSITORY/@logs@" SAID=$WORK/logs/said
 STARTED=@started@ FINISHED=@finished@
 UUID=@uuid@
 GTID=@gtid@
@@ -113,19 +124,27 @@ moment() {
 field() {
     LC_ALL=C sed -n -e 's/.*[{,]"'"$1"'":"\([^"]*\)".*/\1/p' -e 's/.*[{,]"'"$1"'":\([0-9][0-9]*\).*/\1/p' "$2"
 }
-goes_on() { grep -q '"names_go_on":true' "$LOGS/$1/branch.json" 2> /dev/null; }
+# taken FILE AS: a clear description, as it is from now on
+taken() {
+    mkdir -p "${2%/*}"
+    cp "$1" "$2"@look@
+}
+goes_on() { grep -q '"names_go_on":true' "$SAID/$1/branch.json" 2> /dev/null; }
 told() {
     while read -r noticed id; do
-        since=$(field since "$LOGS/$id/branch.json")
-        echo "$id: $(field reason "$LOGS/$id/branch.json"), noticed at $noticed${since:+, after $since}"
+        since=$(field since "$SAID/$id/branch.json")
+        echo "$id: $(field reason "$SAID/$id/branch.json"), noticed at $noticed${since:+, after $since}"
     done < "$WORK/logs/histories"
 }
 uncertain() { refuse "$1" "set HISTORY to one of these, or take another backup:" "$(told)"; }
 list_histories() {
     for file in "$LOGS"/*/branch.json; do
         test -e "$file" || break
-        noticed=$(moment "$(field noticed_at "$file")")
-        echo "$noticed $(field id "$file")"
+        id=$(basename "${file%/*}")
+        taken "$file" "$SAID/$id/branch.json"
+        test "$(field id "$SAID/$id/branch.json") $(field server "$SAID/$id/branch.json")" = "$id $SERVER" ||
+            refuse "STOP: $file is that of another history"
+        echo "$(moment "$(field noticed_at "$SAID/$id/branch.json")") $id"
     done > "$WORK/logs/histories"
     LC_ALL=C sort -o "$WORK/logs/histories" "$WORK/logs/histories"
 }
@@ -133,7 +152,7 @@ list_histories() {
 find_backup() {
     found=
     while read -r noticed id; do
-        since=$(field since "$LOGS/$id/branch.json")
+        since=$(field since "$SAID/$id/branch.json")
         if test -z "$found" || ! later "$noticed" "$STARTED"; then found=$id; continue; fi
         if test -n "$since" && ! later "$FINISHED" "$(moment "$since")"; then break; fi
         found="$found $id"
@@ -141,7 +160,7 @@ find_backup() {
     done < "$WORK/logs/histories"
     OF_BACKUP=
     for id in $found; do
-        uuid=$(field server_uuid "$LOGS/$id/branch.json")
+        uuid=$(field server_uuid "$SAID/$id/branch.json")
         if test -n "$uuid" && test -n "$UUID" && test "$uuid" != "$UUID"; then continue; fi
         test -z "$OF_BACKUP" || uncertain "it is not certain which history of the server the backup is of"
         OF_BACKUP=$id
@@ -152,7 +171,7 @@ find_backup() {
 find_history() {
     doubtful=
     while read -r noticed id; do
-        since=$(field since "$LOGS/$id/branch.json")
+        since=$(field since "$SAID/$id/branch.json")
         if test "$TO" = latest || test -z "$HISTORY" || ! later "$noticed" "$UNTIL"; then
             HISTORY=$id doubtful=
         elif test -n "$since" && later "$UNTIL" "$(moment "$since")"; then
@@ -161,7 +180,7 @@ find_history() {
     done < "$WORK/logs/histories"
     test -z "$doubtful" || uncertain "it is not certain which history the server was on at $TO"
     id=$HISTORY
-    while test "$id" != "$OF_BACKUP" && goes_on "$id"; do id=$(field parent "$LOGS/$id/branch.json"); done
+    while test "$id" != "$OF_BACKUP" && goes_on "$id"; do id=$(field parent "$SAID/$id/branch.json"); done
     test "$id" = "$OF_BACKUP" ||
         refuse "at $TO the server was on history $HISTORY, and this backup is of $OF_BACKUP:" \
             "take the runbook of a backup that was made on $HISTORY" "$(told)"
@@ -172,25 +191,26 @@ find_history() {
 # of_file NUMBER: sets id, the history whose file of that number counts, limit, where that is left, and the GTIDs shared
 of_file() {
     id=$HISTORY limit= shared=
-    while test "$1" -lt "$(field first_number "$LOGS/$id/branch.json")" && goes_on "$id"; do
-        left=$(field file "$LOGS/$id/branch.json")
+    while test "$1" -lt "$(field first_number "$SAID/$id/branch.json")" && goes_on "$id"; do
+        left=$(field file "$SAID/$id/branch.json")
         left=$(number "${left##*.}") pos=
-        if test "$left" = "$1"; then pos=$(field pos "$LOGS/$id/branch.json"); fi
+        if test "$left" = "$1"; then pos=$(field pos "$SAID/$id/branch.json"); fi
         if test "$left" -lt "$1"; then pos=0; fi
         if test -n "$pos" && { test -z "$limit" || test "$pos" -lt "$limit"; }; then
-            limit=$pos shared=$(field gtid "$LOGS/$id/branch.json")
+            limit=$pos shared=$(field gtid "$SAID/$id/branch.json")
         fi
-        id=$(field parent "$LOGS/$id/branch.json")
+        id=$(field parent "$SAID/$id/branch.json")
     done
 }
-# opened FOLDER NAME: the plain bytes of a sealed part, in $WORK/logs/part
+# opened FOLDER NAME: the plain bytes of a sealed part of $piece, in $WORK/logs/part
 opened() {
     rm -f "$WORK/logs/part" "$WORK/logs/part.zst"
-    gpg --quiet --output "$WORK/logs/part.zst" --decrypt "$1/$2" &&
-        zstd -q -d "$WORK/logs/part.zst" -o "$WORK/logs/part" || refuse "$1/$2 cannot be opened"
-    digest=$(sed -n 's/.*\["'"$2"'",[0-9]*,"[0-9a-f]*",[0-9]*,"\([0-9a-f]*\)"\].*/\1/p' "$1/segment.json")
-    test "$(sha256sum < "$WORK/logs/part" | cut -c 1-64)" = "$digest" ||
+    cp "$1/$2" "$WORK/logs/part.gpg" || refuse "$1/$2 is missing"
+    stored=$(sed -n 's/.*\["'"$2"'",[0-9]*,"\([0-9a-f]*\)",.*/\1/p' "$piece/segment.json")
+    test "$(sha256sum < "$WORK/logs/part.gpg" | cut -c 1-64)" = "$stored" ||
         refuse "$1/$2 is not what was archived: fetch it from another place"
+    gpg --quiet --output "$WORK/logs/part.zst" --decrypt "$WORK/logs/part.gpg" &&
+        zstd -q -d "$WORK/logs/part.zst" -o "$WORK/logs/part" || refuse "$1/$2 cannot be opened"
 }
 # pieces NUMBER: folders that are the file together, in order, and from which byte on each counts
 pieces() {
@@ -212,18 +232,24 @@ bring() {
     size=0 first= gap=
     while read -r folder at <&3; do
         if test "$folder" = gap; then gap=$at; break; fi
-        piece=$LOGS/$id/$folder
+        piece=$SAID/$id/$folder
+        taken "$LOGS/$id/$folder/segment.json" "$piece/segment.json"
+        whose=$(field server "$piece/segment.json")/$(field branch "$piece/segment.json")/$(printf %010d-%012d-%012d \
+            "$(field number "$piece/segment.json")" "$(field start "$piece/segment.json")" \
+            "$(field end "$piece/segment.json")")
+        test "$whose" = "$SERVER/$id/$folder" ||
+            refuse "STOP: $LOGS/$id/$folder/segment.json is that of other logs: $whose"
         : "${first:=$piece}"
         : > "$WORK/logs/piece"
         for part in $(grep -oE 'part-[0-9]+([.]piece)?[.]zst[.]gpg' "$piece/segment.json"); do
-            opened "$piece" "$part"
+            opened "$LOGS/$id/$folder" "$part"
             cat "$WORK/logs/part" >> "$WORK/logs/piece"
         done
         skipped=${folder#*-}
         tail -c "+$((at - $(number "${skipped%-*}") + 1))" "$WORK/logs/piece" >> "$WORK/logs/$1"
         if test "$1" = "$FILE" || test -n "$UNTIL"; then
             for part in $(grep -oE 'index-[0-9]+[.]zst[.]gpg' "$piece/segment.json"); do
-                opened "$piece" "$part"
+                opened "$LOGS/$id/$folder" "$part"
                 LC_ALL=C sed -n \
                     's/^{"gtid":"\([^"]*\)","start":\([0-9]*\),"end":\([0-9]*\),"at":"\([^"]*\)Z".*/\2 \3 \4 \1/p' \
                     "$WORK/logs/part" | LC_ALL=C awk -v at="$at" '
@@ -346,7 +372,7 @@ if test -n "$TO" && ! test -s "$WORK/logs/histories"; then
     echo "no binary logs are in $LOGS: the moment of the backup comes back" >&2
 elif test -n "$TO"; then
     if test -n "$HISTORY"; then
-        test -e "$LOGS/$HISTORY/branch.json" || uncertain "there is no history $HISTORY"
+        test -e "$SAID/$HISTORY/branch.json" || uncertain "there is no history $HISTORY"
     else
         find_backup
         find_history
@@ -389,7 +415,7 @@ elif test -n "$TO"; then
         before=$piece crossed=$limit forked=$shared
         count=$((count + 1))
     done
-    rm -f "$WORK/logs/part" "$WORK/logs/part.zst" "$WORK/logs/piece" "$WORK/logs/end"
+    rm -f "$WORK/logs/part" "$WORK/logs/part.zst" "$WORK/logs/part.gpg" "$WORK/logs/piece" "$WORK/logs/end"
     if test -n "$HELD"; then
         END=${HELD#* } whole=$REPLAY REPLAY=
         for count in $whole; do
@@ -410,6 +436,7 @@ fi
 
 _APPLY_WHY = """\
 Only with `TO`. A server that nobody can reach executes the logs, with an account of its own that is removed at the end.
+It and the programs that read the logs run as `OWNER`, not as root: a statement may have a program send files.
 The source's time zone was called `@said@`: where `NOW()` and the like matter in what it logged as statements, set
 `ZONE` to the zone that is meant, such as `Europe/Berlin`. Where this step was interrupted, remove `WORK` and begin
 again: nothing may be applied twice. Tables that the logs create with a `DATA DIRECTORY` come to the very folder of the
@@ -426,7 +453,7 @@ CREATE USER @account@@localhost IDENTIFIED BY '$password';
 GRANT ALL PRIVILEGES ON *.* TO @account@@localhost WITH GRANT OPTION;
 END_OF_STATEMENTS
 printf '[client]\nuser=@account@\npassword=%s\n' "$password" > "$WORK/run/client.cnf"
-chown -R "$OWNER:" "$WORK/data"
+chown -R "$OWNER:" "$WORK/data" "$WORK/logs"
 @options@
 @begun@
 rm "$WORK/run/init.sql"
@@ -435,11 +462,11 @@ set --
 for count in $REPLAY; do set -- "$@" "$WORK/logs/$count"; done
 {
     {
-@session@        @reader@ --verify-binlog-checksum --local-load="$WORK/logs/load"@reading@ \
-            --start-position="$BEGIN" ${END:+--stop-position="$END"} "$@" || : > "$WORK/logs/unread"
-    } | @client@ --binary-mode --max-allowed-packet=1G --local-infile=1
+@session@        runuser -u "$OWNER" -- @reader@ --verify-binlog-checksum --local-load="$WORK/logs/load"@reading@ \
+            --start-position="$BEGIN" ${END:+--stop-position="$END"} "$@" || : > "$WORK/unread"
+    } | runuser -u "$OWNER" -- @client@ --binary-mode --max-allowed-packet=1G --local-infile=1
 } || { kill "$server"; echo 'the logs were not applied: remove WORK and begin again' >&2; exit 1; }
-test ! -e "$WORK/logs/unread" ||
+test ! -e "$WORK/unread" ||
     { kill "$server"; echo 'the logs cannot be read to their end: remove WORK and begin again' >&2; exit 1; }
 @client@ -e 'DROP USER @account@@localhost'
 kill "$server"

@@ -1,13 +1,15 @@
 """``unpack.sh``: makes a backup's files from its objects with sh, gpg, zstd, tar and sha256sum alone.
 
-It names every file of the backup, so it is stored sealed; the runbook in the clear says how to open it.
+It names every file of the backup, so it is stored sealed; the runbook in the clear says how to open it. Whoever can
+write to the place can seal other objects, and it is run as root: so no object is opened that is not, byte for byte, the
+one that was stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from backupd.model.manifest import Entry
+from backupd.model.manifest import Entry, StoredObject
 
 _HEAD = """\
 #!/bin/sh
@@ -37,10 +39,14 @@ cd -- "$2"
 work=.unpacking
 mkdir "$work"
 
-# o OBJECT: open an object, still compressed, into $work/zst
+# o OBJECT: open an object, still compressed, into $work/zst; behind its name stands the rest of the SHA-256 with which
+# it was stored. It is copied first, so that what is opened is what was looked at.
 o() {{
-    gpg --quiet --yes --output "$work/zst" --decrypt -- "$repository/objects/$(printf %.2s "$1")/$1" ||
-        fail "object $1 cannot be opened"
+    name=$(printf %.81s "$1")
+    cp -- "$repository/objects/$(printf %.2s "$1")/$name" "$work/sealed" || fail "object $name is missing"
+    printf '%s  %s\n' "${{1#*-}}" "$work/sealed" | sha256sum -c --status ||
+        fail "object $name is not what was stored: fetch it from another place"
+    gpg --quiet --yes --output "$work/zst" --decrypt -- "$work/sealed" || fail "object $name cannot be opened"
 }}
 # n FILE: a new file; p OBJECT...: append parts to it; h: let its empty blocks be holes again, where that is
 # possible
@@ -51,7 +57,7 @@ n() {{
 p() {{
     for object do
         o "$object"
-        zstd -q -d -c "$work/zst" >> "./$file" || fail "object $object cannot be unpacked"
+        zstd -q -d -c "$work/zst" >> "./$file" || fail "object $name cannot be unpacked"
     done
 }}
 h() {{
@@ -60,8 +66,8 @@ h() {{
 # b OBJECT: a bundle of small files
 b() {{
     o "$1"
-    zstd -q -d -c "$work/zst" > "$work/tar" || fail "bundle $1 cannot be unpacked"
-    tar -xf "$work/tar" || fail "bundle $1 is not a tar archive"
+    zstd -q -d -c "$work/zst" > "$work/tar" || fail "bundle $name cannot be unpacked"
+    tar -xf "$work/tar" || fail "bundle $name is not a tar archive"
 }}
 
 """
@@ -74,15 +80,19 @@ echo '{files} files, {size} bytes: all exactly as backed up'
 
 _END = "END_OF_THE_LIST_OF_FILES"
 _PARTS_IN_A_LINE = 8
+_TOLD = 16
+"""Digits of its SHA-256 with which an object's name ends."""
 
 
-def render_unpack(backup_id: str, entries: Iterable[Entry]) -> bytes:
-    """The script for ``entries``. Names may hold any byte but NUL; they stay the bytes that they were."""
+def render_unpack(backup_id: str, entries: Iterable[Entry], stored: Iterable[StoredObject]) -> bytes:
+    """The script for ``entries``, which lie in the objects ``stored``. Names may hold any byte but NUL; they stay the
+    bytes that they were."""
     listed = sorted(entries, key=lambda entry: entry.path)
+    known = {item.name: f"{item.name[:-_TOLD]}{item.sha256}" for item in stored}
     lines = [
         *_folders(listed),
-        *_bundles(listed),
-        *(line for entry in listed for line in _file(entry)),
+        *(f"b {known[name]}" for name in dict.fromkeys(entry.bundle for entry in listed if entry.bundle)),
+        *(line for entry in listed for line in _file(entry, known)),
         f"cat > \"$work/sums\" << '{_END}'",
         *(_sum(entry) for entry in listed),
         _END,
@@ -106,15 +116,11 @@ def _folders(entries: Iterable[Entry]) -> Iterator[str]:
     return (f"mkdir -p ./{quote(folder)}" for folder in sorted(folders) if folder)
 
 
-def _bundles(entries: Iterable[Entry]) -> Iterator[str]:
-    return (f"b {name}" for name in dict.fromkeys(entry.bundle for entry in entries if entry.bundle))
-
-
-def _file(entry: Entry) -> Iterator[str]:
+def _file(entry: Entry, known: Mapping[str, str]) -> Iterator[str]:
     if entry.bundle:
         return
     yield f"n {quote(entry.path)}"
-    names = [part.object for part in entry.parts]
+    names = [known[part.object] for part in entry.parts]
     for first in range(0, len(names), _PARTS_IN_A_LINE):
         yield f"p {' '.join(names[first : first + _PARTS_IN_A_LINE])}"
     if entry.sparse:

@@ -158,7 +158,7 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
         runbook = render_runbook(header, body, destinations=[d.name for d in destinations], earlier=decision.chain,
                                  places={**server.required, **server.others},
                                  signed=server.name in signed_servers(wiring.settings))
-        return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries))
+        return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries, header.objects))
 
     spec = PhysicalSpec(
         backup_id=run.job.id, server=server.name, connection=connection, info=probed.info, tool=tool,

@@ -36,8 +36,9 @@ from backupd.model.event import Event, Severity
 from backupd.model.manifest import Header
 from backupd.model.units import format_duration
 from backupd.process.durable import write_whole
+from backupd.recovery.runs import last_of
 from backupd.transfer import head as heads
-from backupd.transfer.head import Head, Retired
+from backupd.transfer.head import Head, Reached, Retired
 from backupd.transfer.inventory import backup_ids, read
 from backupd.transfer.remove import marks
 from backupd.transfer.signed import SignedDestination
@@ -132,7 +133,9 @@ def _renew(wiring: Wiring, server: str, places: list[Destination], now: datetime
         retired = (*retired, Retired(former, counter - 1, now))
     made = Head(server, counter, now, before.digest if before else "",
                 max((record.id for record in records), default=""), len(records),
-                audit.number if audit else 0, audit.digest if audit else "", retired)
+                audit.number if audit else 0, audit.digest if audit else "", retired,
+                {place.name: Reached(runs[-1].branch, *last_of(runs[-1])) for place in places
+                 if (runs := wiring.catalog.binlogs.runs(server, place.name))})
     took = dict(before.places) if before else {}
     for place in places:
         try:
@@ -253,6 +256,7 @@ def compare(wiring: Wiring, *, failed_at: datetime | None = None, counters: Mapp
         for place in wiring.usable_destinations():
             try:
                 head = heads.read(place, server)
+                lacking = _lacking(place, server, head) if head is not None else []
             except BackupdError as error:
                 suspicions.append(f"the head of {server} at {place.name} is not believed: "
                                   f"{' '.join((error.detail or error.message).split())}")
@@ -269,9 +273,37 @@ def compare(wiring: Wiring, *, failed_at: datetime | None = None, counters: Mapp
                          f"the newest {head.newest or 'none'}"
                          + "".join(f"; {one.key} signed until counter {one.counter}, {format_time(one.at)}"
                                    for one in head.retired))
+            suspicions += lacking
         if found:
             suspicions += _suspicions(server, found, failed_at, (counters or {}).get(server))
     return Comparison(tuple(lines), tuple(suspicions))
+
+
+def _lacking(place: Destination, server: str, head: Head) -> list[str]:
+    """What its own head tells of, and is not there: somebody may take away the newest, and leave the head."""
+    said, told = [], f"its head of {format_time(head.at)}"
+    if head.newest and not _is_there(place, server, head.newest):
+        said.append(f"{place.name} does not hold backup {head.newest} of {server}, the newest by {told}, or it is "
+                    "marked deleted there: where no other destination has it, somebody took it away")
+    reached = head.logs.get(place.name)
+    if reached is not None:
+        ends = [(owner[1].number, owner[1].end)
+                for info in place.list(layout.branch_folder(server, reached.branch))
+                if (owner := layout.segment_of(info.key)) is not None and owner[2] == layout.SEGMENT]
+        number, end = max(ends, default=(0, 0))
+        if (number, end) < (reached.number, reached.end):
+            said.append(f"binary logs of {server} at {place.name} end at byte {end} of file {number} of branch "
+                        f"{reached.branch}, and by {told} they reached byte {reached.end} of file {reached.number}: "
+                        "where no other destination has more, somebody took them away")
+    return said
+
+
+def _is_there(place: Destination, server: str, backup_id: str) -> bool:
+    try:
+        place.stat(layout.manifest_key(server, backup_id))
+    except ObjectMissingError:
+        return False
+    return (server, backup_id) not in marks(place)
 
 
 def _had_heads(place: Destination, server: str) -> bool:

@@ -92,7 +92,7 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
         runbook = render_logical_runbook(header, body, destinations=[d.name for d in destinations],
                                          places={**server.required, **server.others},
                                          signed=server.name in signed_servers(wiring.settings))
-        return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries))
+        return Documents(runbook=runbook.encode(), unpack=render_unpack(header.backup_id, body.entries, header.objects))
 
     spec = LogicalSpec(
         backup_id=run.job.id, server=server.name, connection=connection, info=probed.info, destinations=destinations,

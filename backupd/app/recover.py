@@ -60,6 +60,8 @@ def recover_text(name: str, config: DestinationConfig, newest: Mapping[str, str]
         if signing is not None and signed else "",
         rows=rows_of(newest),
         destinations=_here({name: place.fields}), encryption=_here(encryption), policy=_here(policy),
+        sig=layout.SIGNATURE, named=_NAMED_COPY if signed else "",
+        trusted=_TRUSTED_COPY.format(folder=layout.CONFIGURATIONS, sig=layout.SIGNATURE) if signed else "",
         signed_policy=_here({**policy, "signed": True}),
         servers=_here({server: {"policy": "signed" if server in signed else "unsigned", "owner": "@@OWNER@@"}
                        for server in servers}),
@@ -190,9 +192,9 @@ these keys count:
 
 {keys}
 
-Copies of the configuration are signed in the same way, each in the file beside it whose name ends in `.sig`. Nothing
-of them is used by the steps below but public keys; before you use more of one, let `gpg --verify NAME.sig NAME` tell
-you that one of these keys has signed it.
+Copies of the configuration are signed in the same way, each in the file beside it whose name ends in `.sig`; one that
+`SIGNER` has not signed is not opened. Nothing of them is used by the steps below but public keys. Their names are not
+signed: somebody may have given an old copy the name of a newer one.
 """
 
 _TRUST = """\
@@ -205,11 +207,26 @@ case $SERVER in
     fetch "servers/$SERVER/$BACKUP/manifest.json" > "$BASE/manifest.json"
     fetch "servers/$SERVER/$BACKUP/{sig}" > "$BASE/{sig}"
     signed_by_signer "$BASE/manifest.json"
+    [ "$(told server)/$(told backup)" = "$SERVER/$BACKUP" ] ||
+        {{ echo "STOP: what lies there as $BACKUP of $SERVER is another backup" >&2; exit 1; }}
     digest=$(sed -n 's/.*"runbook":{{\\([^}}]*\\)}}.*/\\1/p' "$BASE/manifest.json" |
         sed -n 's/.*"sha256":"\\([0-9a-f]*\\)".*/\\1/p')
     printf '%s  %s\\n' "$digest" "$BASE/RUNBOOK.md" | sha256sum --check --strict --status ||
-        {{ echo "STOP: the runbook of $BACKUP is not the one that was stored" >&2; exit 1; }} ;;
+        {{ echo "STOP: the runbook of $BACKUP is not the one that was stored" >&2; exit 1; }}
+    grep -q '^CHECKED=' "$BASE/RUNBOOK.md" || [ "${{UNCOMPARED:-}}" = yes ] ||
+        {{ echo "STOP: the runbook of $BACKUP is of an earlier version. It opens objects and binary logs as root and" \
+            "does not compare them with what was signed. Restore with backupd, which does; or, where nobody else" \
+            "could write here, set UNCOMPARED=yes" >&2; exit 1; }} ;;
 esac
+"""
+
+_TRUSTED_COPY = """\
+    fetch "{folder}$1{sig}" > "$BASE/old/copy.gpg{sig}" && (signed_by_signer "$BASE/old/copy.gpg") &&
+"""
+_NAMED_COPY = """\
+    if ! grep -qF -e "$SIGNER" "$BASE/old/$installation/backupd.yaml"; then
+        problem "$BASE/old/$installation does not name SIGNER: it is older than that key. Trust no other key it names"
+    fi
 """
 
 _COLD = """
@@ -280,7 +297,8 @@ is named, and the steps go on.
 opened() {{
     rm -rf "$BASE/old/new"
     fetch "{configurations}$1" > "$BASE/old/copy.gpg" &&
-    gpg --batch --quiet --yes ${{PASSPHRASE_FILE:+--pinentry-mode loopback --passphrase-file "$PASSPHRASE_FILE"}} \\
+{trusted}    gpg --batch --quiet --yes ${{PASSPHRASE_FILE:+--pinentry-mode loopback --passphrase-file}} \\
+        ${{PASSPHRASE_FILE:+"$PASSPHRASE_FILE"}} \\
         --output "$BASE/old/copy.zst" --decrypt "$BASE/old/copy.gpg" &&
     zstd -q -f -d "$BASE/old/copy.zst" -o "$BASE/old/copy.tar" &&
     mkdir "$BASE/old/new" && tar -x -f "$BASE/old/copy.tar" -C "$BASE/old/new" && mv "$BASE/old/new" "$BASE/old/$2"
@@ -298,9 +316,10 @@ for copy in $(names {configurations} | grep -E '^[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]
     for server in {names}; do
         if grep -qwF -e "$server" "$BASE/old/$installation/backupd.yaml"; then echo "- server $server"; fi
     done
-    gpg --batch --quiet --import "$BASE/old/$installation/public-keys.asc" || problem "its public keys are not imported"
+{named}    gpg --batch --quiet --import "$BASE/old/$installation/public-keys.asc" ||
+        problem "its public keys are not imported"
 done
-rm -rf "$BASE/old/copy.gpg" "$BASE/old/copy.zst" "$BASE/old/copy.tar" "$BASE/old/new"
+rm -rf "$BASE/old/copy.gpg" "$BASE/old/copy.gpg{sig}" "$BASE/old/copy.zst" "$BASE/old/copy.tar" "$BASE/old/new"
 if [ -z "$(ls "$BASE/old")" ]; then problem "no configuration could be opened: import the public keys yourself"; fi
 ```
 
@@ -369,7 +388,7 @@ told() {{ sed -n 's/.*"'"$1"'":"\\([^"]*\\)".*/\\1/p' "$BASE/manifest.json"; }}
 for id in $(names "{server_folders}$SERVER/" | grep -E '^[0-9]{{8}}T[0-9]{{6}}Z-[0-9a-f]{{8}}$' | sort -r); do
     if [ -n "$BACKUP" ]; then break; fi
     if ! fetch "{server_folders}$SERVER/$id/manifest.json" > "$BASE/manifest.json" ||
-            [ "$(told backup)" != "$id" ]; then
+            [ "$(told server)/$(told backup)" != "$SERVER/$id" ]; then
         problem "backup $id cannot be read; older ones are tried"
     elif [ "$(told kind)" != logical ] && {{ [ "$TO" = latest ] ||
             ! LC_ALL=C expr "x$(full "$(told finished_at)")" \\> "x$(full "$TO")" > /dev/null; }}; then

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -36,10 +37,19 @@ class Retired:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """Up to where binary logs were archived: the branch, the number of the file, and how many bytes of it."""
+
+    branch: str
+    number: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """``before``: SHA-256 of the head before it, "" of the first; ``newest``: the id of the newest backup, "" where
     there is none, and ``backups`` how many there are; ``audit_entries``, ``audit_digest``: of the catalog's audit;
-    ``retired``: keys that signed before."""
+    ``retired``: keys that signed before; ``logs``: of each destination that has binary logs, up to where."""
 
     server: str
     counter: int
@@ -50,6 +60,7 @@ class Head:
     audit_entries: int = 0
     audit_digest: str = ""
     retired: tuple[Retired, ...] = ()
+    logs: Mapping[str, Reached] = field(default_factory=dict)
 
 
 def encode(head: Head) -> bytes:
@@ -59,6 +70,8 @@ def encode(head: Head) -> bytes:
         "audit": {"entries": head.audit_entries, "digest": head.audit_digest}}
     if head.retired:
         document["retired"] = [one.as_json() for one in head.retired]
+    if head.logs:
+        document["logs"] = {name: asdict(one) for name, one in head.logs.items()}
     return json.dumps(document, sort_keys=True).encode()
 
 
@@ -72,8 +85,10 @@ def decode(raw: bytes, server: str) -> Head:
         return Head(server, int(document["counter"]), parse_time(document["at"]), str(document["before"]),
                     str(document["newest"]), int(document["backups"]), int(audit["entries"]), str(audit["digest"]),
                     tuple(Retired(str(one["key"]), int(one["counter"]), parse_time(one["at"]))
-                          for one in document.get("retired", ())))
-    except (ValueError, KeyError, TypeError) as error:
+                          for one in document.get("retired", ())),
+                    {str(name): Reached(str(one["branch"]), int(one["number"]), int(one["end"]))
+                     for name, one in document.get("logs", {}).items()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"the head of {server} cannot be read", [f"{layout.head_key(server)}: {error}"]) from error
 
 

@@ -34,7 +34,7 @@ def test_copies_and_the_backup_for_a_moment_are_found_and_fetched_with_sftp_alon
         name = f"202611{day}T020000Z-7f3a9c01"
         (folder / "servers/shop" / name).mkdir(parents=True)
         (folder / "servers/shop" / name / "manifest.json").write_text(
-            f'{{"backup":"{name}","finished_at":"2026-11-{day}T02:00:01.500000Z","kind":"{kind}"}}\n')
+            f'{{"backup":"{name}","finished_at":"2026-11-{day}T02:00:01.500000Z","kind":"{kind}","server":"shop"}}\n')
         (folder / "servers/shop" / name / "RUNBOOK.md").write_text(
             "### From other (SFTP)\n```shell\nexit 1\n```\n### From vault (SFTP)\n```shell\nset -eu\n```\n"
             "```shell\nsftp -q -b - -i \"$SSH_KEY\" $SSH_OPTIONS -P "

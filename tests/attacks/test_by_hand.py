@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +23,12 @@ from backupd.transfer.manifestio import described
 from backupd.transfer.seal import Sealer
 from backupd.transfer.signature import Signing, sign
 from restore.runbook_logical import render_logical_runbook
+from restore.unpack import render_unpack
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.app.logstore import SERVER, wired
 from tests.app.signedstore import signing as signing_house
+from tests.restore.builder import Builder, gpg_seal
 from tests.support.keys import Keys, copy_public, gpg, make_home, make_key, stop_agent
 from tests.transfer.stock import Stock, backup_id, facts
 
@@ -62,11 +67,12 @@ def house(tmp_path: Path, short_tmp: Path, keys: Keys) -> Iterator[House]:
             stop_agent(evil)
 
 
-def store(house: House, unpack: bytes, signer: Signing) -> Header:
-    """A backup whose runbook says that it is signed; put there as by somebody who signs as ``signer``."""
+def store(house: House, unpack: bytes, signer: Signing, *, of: str = SERVER) -> Header:
+    """A backup whose runbook says that it is signed; put there as by somebody who signs as ``signer``. ``of``: the
+    server that it is of."""
     sealer = Sealer(house.wiring.recipients()[1], house.home)
     sealed = {layout.BODY: sealer.seal(b"body"), layout.UNPACK: sealer.seal(unpack)}
-    header = replace(Stock(FilesystemDestination("local", house.store), server=SERVER).header(1, ()),
+    header = replace(Stock(FilesystemDestination("local", house.store), server=of).header(1, ()),
                      body=described(layout.BODY, sealed[layout.BODY]),
                      unpack=described(layout.UNPACK, sealed[layout.UNPACK]))
     runbook = render_logical_runbook(header, Body(facts(backup_id(1), header), ()), destinations=["local"],
@@ -80,13 +86,24 @@ def store(house: House, unpack: bytes, signer: Signing) -> Header:
     return header
 
 
-def follow(house: House, work: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def follow(house: House, work: Path, *, of: str = backup_id(1), **more: str) -> subprocess.CompletedProcess[str]:
     """The first two steps of the runbook, word for word."""
-    blocks = re.findall(r"^```sh\n(.*?)^```$", (house.folder / layout.RUNBOOK).read_text(), re.MULTILINE | re.DOTALL)
+    runbook = house.folder.with_name(of) / layout.RUNBOOK
+    blocks = re.findall(r"^```sh\n(.*?)^```$", runbook.read_text(), re.MULTILINE | re.DOTALL)
     environment = {"PATH": "/usr/bin:/bin", "REPOSITORY": str(house.store), "WORK": str(work), "CLIENT": "true",
                    "GNUPGHOME": str(house.home), "SIGNER": house.signer, **more}
     return subprocess.run(["sh", "-c", "\n".join(blocks[:2])], env=environment, capture_output=True, text=True,
                           check=False)
+
+
+def by_recover(house: House, tmp_path: Path, *blocks: int, **more: str) -> subprocess.CompletedProcess[str]:
+    """Blocks of RECOVER.md, word for word."""
+    text = (house.store / "RECOVER.md").read_text()
+    found = [part.partition("```")[0] for part in text.split("```sh\n")[1:]]
+    return subprocess.run(
+        ["sh", "-c", "".join(found[number] for number in blocks)], capture_output=True, text=True, check=False,
+        env={"PATH": "/usr/bin:/bin", "BASE": str(tmp_path / "b"), "GNUPGHOME": str(house.home), "DATADIR": "/d",
+             "REPOSITORY": str(house.store), "SIGNER": house.signer, "SERVER": SERVER, **more})
 
 
 def forged(house: House) -> bytes:
@@ -163,13 +180,93 @@ def test_the_text_checks_the_runbook_before_a_step_of_it_is_run(house: House, tm
     store(house, HARMLESS, signing(house.wiring.settings))
     write_copies(house.wiring)
     (house.folder / layout.RUNBOOK).write_text(f"```sh\nid > {tmp_path}/PWNED\n```\n")
-    blocks = [part.partition("```")[0] for part in (house.store / "RECOVER.md").read_text().split("```sh\n")[1:]]
-    done = subprocess.run(
-        ["sh", "-c", blocks[0] + blocks[-1]], capture_output=True, text=True, check=False,
-        env={"PATH": "/usr/bin:/bin", "BASE": str(tmp_path / "b"), "GNUPGHOME": str(house.home), "DATADIR": "/d",
-             "REPOSITORY": str(house.store), "SIGNER": house.signer, "SERVER": SERVER})
+    done = by_recover(house, tmp_path, 0, -1)
     assert (done.returncode, (tmp_path / "PWNED").exists()) == (1, False), done.stderr
     assert "is not the one that was stored" in done.stderr
+
+
+def test_a_true_backup_counts_only_where_it_belongs(house: House, tmp_path: Path) -> None:
+    """Nothing is forged: a signed backup of another server, or an older one, lies in the folder of the wanted one."""
+    store(house, HARMLESS, signing(house.wiring.settings))
+    other = house.folder.with_name(backup_id(2))
+    house.folder.rename(other)
+    shutil.copytree(other, house.folder)
+    done = follow(house, tmp_path / "work")
+    assert (done.returncode, (tmp_path / "work/data/ran").exists()) == (0, True), "it is its own"
+    (other / layout.RUNBOOK).write_text((other / layout.RUNBOOK).read_text().replace(backup_id(1), backup_id(2)))
+    house.folder.rename(tmp_path / "away")
+    done = follow(replace(house, store=house.store), tmp_path / "again", of=backup_id(2))
+    assert (done.returncode, (tmp_path / "again/data").exists()) == (1, False)
+    assert "manifest.json is that of another backup" in done.stderr
+
+
+def test_the_text_takes_no_backup_of_another_server(house: House, tmp_path: Path) -> None:
+    header = store(house, HARMLESS, signing(house.wiring.settings), of="crm")
+    write_copies(house.wiring)
+    left_out = by_recover(house, tmp_path, 0, -1)
+    assert f"backup {header.backup_id} cannot be read" in left_out.stderr
+    named = by_recover(house, tmp_path, 0, -1, BACKUP=header.backup_id)
+    assert f"STOP: what lies there as {header.backup_id} of {SERVER} is another backup" in named.stderr
+    assert (left_out.returncode, named.returncode, (tmp_path / "b/steps.sh").exists()) == (1, 1, False)
+
+
+def test_a_runbook_that_compares_less_is_followed_only_where_somebody_says_so(house: House, tmp_path: Path) -> None:
+    """One of an earlier version: signed, but it opens objects and logs as root that anybody may have put there."""
+    header = store(house, HARMLESS, signing(house.wiring.settings))
+    write_copies(house.wiring)
+    runbook = (house.folder / layout.RUNBOOK).read_bytes().replace(b"CHECKED=", b"BEFORE=")
+    manifest = encode_header(replace(header, kind="physical-full", runbook=described(layout.RUNBOOK, runbook)))
+    for name, content in {layout.RUNBOOK: runbook, layout.MANIFEST: manifest, layout.signature_key(layout.MANIFEST):
+                          sign(signing(house.wiring.settings), manifest)}.items():
+        (house.folder / name).write_bytes(content)
+    done = by_recover(house, tmp_path, 0, -1)
+    assert "Restore with backupd, which does; or, where nobody else could write here, set UNCOMPARED=yes" in done.stderr
+    assert (done.returncode, (tmp_path / "b/steps.sh").exists()) == (1, False)
+    by_recover(house, tmp_path, 0, -1, UNCOMPARED="yes")
+    assert (tmp_path / "b/steps.sh").exists()
+
+
+def test_a_configuration_that_signer_has_not_signed_is_not_opened(house: House, tmp_path: Path) -> None:
+    write_copies(house.wiring, now=True)
+    (true,) = (house.store / "configuration").glob("*.gpg")
+    forged = true.with_name(f"2099{true.name[4:]}")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name in ("backupd.yaml", "public-keys.asc", "evil"):
+            tar.addfile(tarfile.TarInfo(name))
+    forged.write_bytes(Sealer(house.wiring.recipients()[1], house.home).seal(packed.getvalue()))
+    forged.with_name(f"{forged.name}.sig").write_bytes(sign(house.attacker, forged.read_bytes()))
+    done = by_recover(house, tmp_path, 0, 1)
+    assert done.returncode == 0, done.stderr
+    assert f"PROBLEM: configuration/{forged.name} cannot be opened; older ones are tried" in done.stderr
+    (opened,) = (tmp_path / "b/old").iterdir()
+    assert not (opened / "evil").exists()
+    assert house.signer in (opened / "backupd.yaml").read_text()
+    assert "does not name SIGNER" not in done.stderr
+
+
+def test_an_object_that_was_not_stored_is_never_opened(keys: Keys, tmp_path: Path) -> None:
+    """Sealed with the public key: a bundle whose member is a link to a file of root's, and what comes to be there."""
+    builder = Builder(keys, part=4096, tiny=100)
+    entries = builder.entries({"db.opt": b"x", "t.ibd": b"rows" * 2000})
+    for name, content in builder.sealed.items():
+        (tmp_path / "r" / layout.object_key(name)).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "r" / layout.object_key(name)).write_bytes(content)
+    victim = tmp_path / "victim"
+    victim.write_text("root's own")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        link = tarfile.TarInfo("t.ibd")
+        link.type, link.linkname = tarfile.SYMTYPE, str(victim)
+        tar.addfile(link)
+    for entry, evil in zip(entries, (packed.getvalue(), b"PWNED"), strict=True):
+        (tmp_path / "r" / layout.object_key(entry.objects[0])).write_bytes(gpg_seal(keys, evil))
+    script = tmp_path / "unpack.sh"
+    script.write_bytes(render_unpack(backup_id(1), entries, builder.stored.values()))
+    done = subprocess.run(["sh", str(script), str(tmp_path / "r"), str(tmp_path / "out")], capture_output=True,
+                          text=True, check=False, env={"PATH": "/usr/bin:/bin", "GNUPGHOME": str(keys.secret_home)})
+    assert (done.returncode, victim.read_text()) == (1, "root's own"), done.stderr
+    assert f"object {entries[0].bundle} is not what was stored" in done.stderr
 
 
 def test_the_report_repeats_what_the_store_is_compared_with(house: House) -> None:

@@ -1,17 +1,24 @@
-"""Archived binary logs that somebody forged: what the statements in them reach when they are replayed."""
+"""Archived binary logs that somebody forged: what the statements in them reach when they are replayed, and whether
+people who restore by hand replay them at all."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
 import zlib
 from pathlib import Path
 
 import pytest
 
 from backupd.engine.binlogevents import CRC_SIZE, HEADER, QUERY
-from backupd.model.binlog import MAGIC, ReplayMethod
+from backupd.model.binlog import MAGIC, Ending, ReplayMethod
 from backupd.model.errors import BackupdError
+from backupd.transfer.signature import Signing, sign
+from restore.runbook_trust import signature_check
 from tests.restore.rolling import MARIADB, asking, empty_copy, first, here, logs, roll, running_copy
+from tests.restore.shelved import transaction
+from tests.restore.test_runbook_logs import Hand
+from tests.support.keys import Keys
 from tests.support.places import runs_as_root
 
 _TEXT = "INSERT INTO d.leak VALUES ('" + "x" * 300 + "')"
@@ -51,3 +58,32 @@ def test_a_statement_of_the_log_has_no_file_of_roots_sent_by_the_client(short_tm
             with contextlib.suppress(BackupdError):
                 roll(server, info, what, method=ReplayMethod.PIPE)
             assert [row[0] for row in ask("SELECT * FROM d.leak") if "SECRET" in row[0]] == []
+
+
+def test_by_hand_nothing_is_replayed_that_signer_has_not_signed_for_that_very_place(keys: Keys, tmp_path: Path) -> None:
+    """Who has the public key seals other logs, with a description in which everything fits together; or takes true ones
+    from elsewhere."""
+    hand = Hand(keys, tmp_path, signed=True)
+    hand.script = f"{signature_check()}{hand.script}"
+    signer = Signing(keys.secret_home, keys.fingerprint, (keys.fingerprint,))
+    hand.branch()
+    first = hand.shelve(1, 0, 1000, Ending.ROTATED, transaction(1, 200, 300, -60), before="0-1-0", after="0-1-1")
+    second = hand.shelve(2, 0, 400, Ending.OPEN, transaction(3, 256, 400, 20), before="0-1-1", after="0-1-3")
+    descriptions = sorted(tmp_path.glob("repository/binlogs/**/*.json"))
+    assert len(descriptions) == 3
+    for one in descriptions:
+        one.with_name(f"{one.name}.sig").write_bytes(sign(signer, one.read_bytes()))
+    asked = {"SIGNER": keys.fingerprint}
+    assert hand.chosen("latest", **asked) == "1 2 from 300 to"
+
+    (second / "segment.json").unlink()
+    hand.shelve(2, 0, 400, Ending.OPEN, transaction(9, 256, 400, 20), before="0-1-1", after="0-1-9")
+    assert f"STOP: {second}/segment.json is not signed, or it was altered" in hand.refused("latest", **asked)
+    (second / "segment.json.sig").unlink()
+    assert f"STOP: {second}/segment.json is not signed" in hand.refused("latest", **asked)
+    for name in ("segment.json", "segment.json.sig"):
+        shutil.copy(first / name, second / name)
+    assert f"STOP: {second}/segment.json is that of other logs" in hand.refused("latest", **asked)
+    branch = next(one for one in descriptions if one.name == "branch.json")
+    branch.write_bytes(branch.read_bytes().replace(b'"first"', b'"reset"'))
+    assert f"STOP: {branch} is not signed, or it was altered" in hand.refused("latest", **asked)

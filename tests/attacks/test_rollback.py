@@ -33,10 +33,11 @@ from backupd.transfer.scrub import Damage
 from storage import layout
 from storage.filesystem import FilesystemDestination
 from tests.app.house import Clock, at
-from tests.app.logstore import SERVER, wired
+from tests.app.logstore import BRANCH, SERVER, key_of, store, wired
 from tests.app.signedstore import signing as signing_house
 from tests.catalog.samples import backup
 from tests.support.keys import Keys
+from tests.support.reallogs import real_logs
 from tests.transfer.stock import Stock, backup_id
 
 PLACES = ("local", "offsite")
@@ -51,8 +52,8 @@ def house(tmp_path: Path, keys: Keys) -> Iterator[Wiring]:
 def taken(wiring: Wiring, number: int) -> None:
     """A signed backup at both places, and what follows each job."""
     for place in PLACES:
-        Stock(wiring.destination(place), server=SERVER).add(number, {"a": b"%d" % number})
-    wiring.catalog.backups.add(backup(number, server=SERVER))
+        header = Stock(wiring.destination(place), server=SERVER).add(number, {"a": b"%d" % number})
+    wiring.catalog.backups.add(replace(backup(number, server=SERVER), id=header.backup_id))
     after_job(wiring)
 
 
@@ -157,6 +158,26 @@ def test_a_store_that_was_turned_back_as_a_whole_is_known_by_the_time_and_by_the
     assert sum(f"the store was possibly rolled back to {then}" in problem for problem in problems) == 2
     just_then = compare(house, failed_at=house.clock() - timedelta(minutes=130 - 15), counters={SERVER: 1})
     assert just_then.suspicions == (), "who failed then has lost nothing"
+
+
+def test_the_newest_that_is_gone_while_its_head_was_left_is_known(house: Wiring, tmp_path: Path, keys: Keys) -> None:
+    """Nothing is forged or turned back: only the newest backup and the end of the logs are taken away, or a mark that
+    anybody can write says that the backup is deleted."""
+    first, second = real_logs()[:2]
+    store(house, keys, (first, second))
+    rowed(house, 1)
+    later(house, 120)
+    rowed(house, 2)
+    assert compare(house).suspicions == ()
+    (tmp_path / "local" / layout.mark_key(SERVER, backup_id(2))).parent.mkdir(parents=True)
+    (tmp_path / "local" / layout.mark_key(SERVER, backup_id(2))).write_text("{}")
+    shutil.rmtree(tmp_path / "offsite" / layout.backup_folder(SERVER, backup_id(2)))
+    shutil.rmtree(tmp_path / "offsite" / layout.segment_folder(SERVER, key_of(second)))
+    _lines, problems = rebuilt(house, tmp_path)
+    told = [problem for problem in problems if "somebody took" in problem]
+    assert [problem.partition(",")[0] for problem in told] == [
+        *(f"{place} does not hold backup {backup_id(2)} of {SERVER}" for place in PLACES),
+        f"binary logs of {SERVER} at offsite end at byte {first.size} of file {first.number} of branch {BRANCH.id}"]
 
 
 def test_a_head_of_another_server_of_nobody_or_without_signature_is_not_believed(house: Wiring, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Shelf:
 
         def documents(body: Body, header: Header) -> Documents:
             return Documents(render_logical_runbook(header, body, destinations=["local"]).encode(),
-                             render_unpack(header.backup_id, body.entries))
+                             render_unpack(header.backup_id, body.entries, header.objects))
 
         include = tuple(TablePattern.parse(pattern) for pattern in patterns or ("*.*",))
         spec = LogicalSpec(

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.attacks.forging import edited
 from tests.e2e.house import SERVER, House
 from tests.e2e.test_disaster import followed
 from tests.support.keys import Keys, fingerprints, gpg, make_home, stop_agent
@@ -131,19 +132,68 @@ def test_a_catalog_is_taken_over_as_it_is(corpus: Corpus) -> None:
         assert held(house.base / "new") == plain["sums"]["latest"]
 
 
-def test_signed_manifests_are_checked_and_restored(corpus: Corpus) -> None:
+def test_signed_documents_are_checked_restored_proved_and_expired(corpus: Corpus) -> None:
     signed = corpus.facts["signed"]
-    with corpus.house("signed", policy="signed: true\n") as house:
+    whole = "increment" in signed  # else of a version in which a policy had to say so, and without a head
+    policy = "retention: {local: {keep_fulls: 1}}\n" + ("" if whole else "signed: true\n")
+    with corpus.house("signed", policy=policy) as house:
+        house.write(encryption_home=corpus.keys.secret_home)
         house.config.write_text(house.config.read_text().replace(
             "recipients: [", f"signing_key: {corpus.facts['signer']}, recipients: ["))
         done = house.ok("catalog", "rebuild", "--from", "local")
-        assert (done["backups"], done["problems"]) == (1, [])
+        assert (done["backups"], done["foreign"], done["problems"]) == (1 + whole, [], [])
+        assert any("counter" in line for line in done["heads"]) == whole
+        house.ok("verify")
+        assert house.fsck() == []
         house.restore(house.base / "new")
         assert held(house.base / "new") == signed["sums"]["latest"]
+        if whole:
+            assert house.ok("test-restore", SERVER)["outcome"] == "proved"
+            house.ok("retention", SERVER, "--apply", "--really")
+            assert {one["id"] for one in house.backups()} == {signed["full"], signed["increment"]}
         signature = house.repository / "servers" / SERVER / signed["full"] / "manifest.json.sig"
         signature.unlink()
-        assert "no signature" in house.fails("restore", SERVER, "--to", "latest", "--datadir",
-                                             str(house.base / "new")).all
+        assert "no signature" in house.fails("restore", SERVER, "--to", f"backup:{signed['full']}", "--datadir",
+                                             str(house.base / "none")).all
+
+
+def test_its_own_text_restores_what_is_signed_with_the_fingerprint_of_the_page(corpus: Corpus) -> None:
+    signed = corpus.facts["signed"]
+    if "increment" not in signed:
+        return  # its text asked for no fingerprint
+    with corpus.house("signed") as house, short_directory("bt-new-") as new:
+        text = (house.repository / "RECOVER.md").read_text()
+        first, *_, by_hand = (part.partition("\n```\n")[0] for part in text.split("\n```sh\n")[1:])
+        followed([first, by_hand], {
+            "GNUPGHOME": str(corpus.keys.secret_home), "REPOSITORY": str(house.repository), "BASE": str(new / "r"),
+            "DATADIR": str(new / "data"), "TO": "latest", "SIGNER": corpus.facts["signer"]}, new, programs="")
+        assert held(new / "data") == signed["sums"]["latest"]
+
+
+def test_what_a_later_version_wrote_is_refused_by_name_and_nothing_of_it_is_deleted(corpus: Corpus) -> None:
+    """The program of today is the older one here."""
+    if corpus.folder != CORPORA[-1]:
+        return  # once is enough
+    plain = corpus.facts["plain"]
+    with corpus.house("plain", policy="retention: {local: {keep_fulls: 1}}\n") as house:
+        for one in house.repository.glob("servers/*/*/manifest.json"):
+            edited(one, format="backupd-manifest/99")
+        for one in house.repository.glob("binlogs/*/*/*/segment.json"):
+            edited(one, format="backupd-segment/99")
+        shutil.copy(corpus.folder / "catalog.db", house.base / "catalog.db")
+        house.ok("catalog", "upgrade")
+        before = {path: path.stat().st_size for path in house.repository.rglob("*") if path.is_file()}
+        for command in (["restore", SERVER, "--to", f"backup:{plain['full']}", "--datadir", str(house.base / "new")],
+                        ["verify", SERVER], ["fsck", "local", "--repair"], ["backups", "delete", plain["partial"]],
+                        ["retention", SERVER, "--apply", "--really"],
+                        ["catalog", "rebuild", "--from", "local", "--into-existing"]):
+            said = house.run(*command)
+            assert "Traceback" not in said.all
+            if command[0] in ("restore", "verify"):
+                assert said.code != 0, command
+                assert "backupd-manifest/99" in said.all, said.all
+        left = {path: path.stat().st_size for path in house.repository.rglob("*") if path.is_file()}
+        assert before.items() <= left.items()
 
 
 def test_what_is_in_an_archive_class_is_thawed_and_restored(corpus: Corpus, moto_server: MotoServer) -> None:

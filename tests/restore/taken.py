@@ -74,7 +74,7 @@ def take_backup(server: PrivateServer, keys: Keys, folder: Path) -> Taken:
     def documents(body: Body, header: Header) -> Documents:
         return Documents(
             runbook=render_runbook(header, body, destinations=["local"]).encode(),
-            unpack=render_unpack(header.backup_id, body.entries),
+            unpack=render_unpack(header.backup_id, body.entries, header.objects),
         )
 
     workdir = make_short_directory("bt-work-")

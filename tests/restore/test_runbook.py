@@ -156,4 +156,5 @@ def test_its_prepare_is_the_command_that_the_executor_runs(taken: Taken, keys: K
 
 
 def test_the_script_beside_it_is_the_one_that_was_sealed(taken: Taken) -> None:
-    assert render_unpack(taken.header.backup_id, taken.body.entries).startswith(b"#!/bin/sh\n")
+    script = render_unpack(taken.header.backup_id, taken.body.entries, taken.header.objects)
+    assert script.startswith(b"#!/bin/sh\n")

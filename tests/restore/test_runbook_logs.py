@@ -30,6 +30,7 @@ class Hand:
     keys: Keys
     base: Path
     tries: int = 0
+    signed: bool = False
 
     def __post_init__(self) -> None:
         self.place = FilesystemDestination("local", self.base / "repository")
@@ -40,7 +41,7 @@ class Hand:
                         server=replace(body.facts.server, server_uuid="uid"))
         _title, _why, self.script = choose_logs(
             replace(header, server=SERVER, started_at=BASE - timedelta(seconds=1), finished_at=BASE),
-            replace(body, facts=facts))
+            replace(body, facts=facts), signed=self.signed)
 
     def branch(self, **values: object) -> Branch:
         found = branch(**values)
@@ -60,7 +61,7 @@ class Hand:
         script = f'set -eu\n{self.script}\necho "$REPLAY from $BEGIN to $END"'
         return subprocess.run(["sh", "-c", script], text=True, capture_output=True, check=False, env={
             "PATH": "/usr/bin:/bin", "GNUPGHOME": str(self.keys.secret_home), "WORK": str(self.work), "TO": to,
-            "REPOSITORY": str(self.base / "repository"), **more})
+            "REPOSITORY": str(self.base / "repository"), "SERVER": SERVER, **more})
 
     def chosen(self, to: str, **more: str) -> str:
         done = self.choose(to, **more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -144,7 +145,8 @@ def small(keys: Keys, folder: Path, place: DestinationConfig, files: Mapping[str
     local.initialise(STARTED)
     runbook = render_runbook(header, body, destinations=["away"], places={"away": place})
     builder.put(local, header, {layout.RUNBOOK: runbook.encode(),
-                                layout.UNPACK: gpg_seal(keys, render_unpack(header.backup_id, entries))})
+                                layout.UNPACK: gpg_seal(keys, render_unpack(header.backup_id, entries,
+                                                                            header.objects))})
     part = folder / f"binlogs/shop/{header.backup_id}/0000000001-000000000000-000000000009/part-00000.zst.gpg"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"log")
@@ -156,7 +158,10 @@ def unpacked(runbook: str, repository: Path, keys: Keys, work: Path) -> Mapping[
     work.mkdir()
     (step,) = (step for step in re.findall(r"^```sh\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL)
                if layout.UNPACK in step)
-    done = run("set -eu\n" + step, repository, WORK=str(work), GNUPGHOME=str(keys.secret_home))
+    checked = work / "checked"
+    for one in repository.glob("servers/shop/*"):
+        shutil.copytree(one, checked / one.name)  # as the step before leaves it
+    done = run("set -eu\n" + step, repository, WORK=str(work), GNUPGHOME=str(keys.secret_home), CHECKED=str(checked))
     assert done.returncode == 0, done.stdout + done.stderr
     return files_below(work / "data")
 
