@@ -6,8 +6,10 @@ that no listing shows and ``clear_leftovers`` removes.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +19,7 @@ from backupd.model.errors import DestinationError, ObjectMissingError
 from storage import layout, treenames
 from storage.destination import Capability, ObjectInfo, Space
 from storage.folder import Folder, folders_of
-from storage.linktree import LinkTree
+from storage.linktree import LinkTree, file_in
 
 _CHUNK = 1 << 20
 
@@ -35,7 +37,12 @@ class _Slice(io.RawIOBase):
 
     def __init__(self, path: Path, offset: int, length: int | None, failure: Callable[[OSError], Exception]) -> None:
         super().__init__()
-        self._file = path.open("rb", buffering=0)
+        # A pipe would be waited for; nothing but a file is read.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._file = os.fdopen(descriptor, "rb", buffering=0)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            self._file.close()
+            raise OSError(errno.EINVAL, "it is no file")
         self._left = length
         self._failure = failure
         self._file.seek(offset)
@@ -87,7 +94,7 @@ class FilesystemDestination:
         return self._capabilities
 
     def put(self, key: str, stream: BinaryIO) -> ObjectInfo:
-        target = self._path(key)
+        layout.check_key(key)
         doing = f"writing {key}"
         self._folder.require(doing)
         try:
@@ -98,22 +105,18 @@ class FilesystemDestination:
                         view = view[os.write(temporary.descriptor, view) :]
                 os.fsync(temporary.descriptor)
                 status = os.fstat(temporary.descriptor)
-                self._folder.move(temporary, target)
+                self._folder.move(temporary, key)
         except _SourceFailedError as failed:
             raise failed.error from None
         return _info(key, status)
 
     def get(self, key: str, *, offset: int = 0, length: int | None = None) -> BinaryIO:
         doing = f"reading {key}"
-        return self._open(self._path(key), doing, offset, length)
+        layout.check_key(key)
+        return self._open(key, doing, offset, length)
 
     def stat(self, key: str) -> ObjectInfo:
-        path = self._path(key)
-        with self._folder.guard(f"looking at {key}"):
-            try:
-                return _info(key, path.stat())
-            except (FileNotFoundError, NotADirectoryError):
-                raise self._missing(key) from None
+        return _info(key, self._status(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         self._folder.require(f"listing {prefix}")
@@ -151,19 +154,21 @@ class FilesystemDestination:
                     continue  # deleted while we list
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
+        layout.check_key(key)
+        above, _, name = key.rpartition("/")
         doing = f"deleting {key}"
         with self._folder.guard(doing):
             try:
-                path.unlink()
+                with self._folder.inside(above) as there:
+                    (there / name).unlink()
             except (FileNotFoundError, NotADirectoryError):
                 self._folder.require(doing)
                 return
             # The order of deletions is what keeps a power cut harmless (manifest before objects), and an object that
             # comes back is only garbage again: so objects alone go without waiting for the disk.
             if not key.startswith(layout.OBJECTS):
-                self._folder.sync_removal(path.parent)
-                self._folder.prune(path.parent)
+                self._folder.sync_removal(above)
+                self._folder.prune(above)
 
     def space(self) -> Space | None:
         with self._folder.guard("asking for free space"):
@@ -196,12 +201,12 @@ class FilesystemDestination:
     def link(self, key: str, tree: str, path: str) -> None:
         layout.check_tree(tree)
         treenames.check_tree_path(path)
-        source = self._path(key)
+        layout.check_key(key)
         with self._folder.guard(f"linking {key}"):
-            if not self._trees.link(source, tree, path):
+            if not self._trees.link(key, tree, path):
                 with self.get(key) as stream:
                     self.put(key, stream)
-                self._trees.link(source, tree, path)
+                self._trees.link(key, tree, path)
 
     def publish(self, tree: str) -> None:
         layout.check_tree(tree)
@@ -229,30 +234,40 @@ class FilesystemDestination:
     def open_tree_file(self, tree: str, path: str) -> BinaryIO:
         layout.check_tree(tree)
         treenames.check_tree_path(path)
-        return self._open(self._trees.file(tree, path), f"reading {path} of {tree}", 0, None)
+        return self._open(file_in(tree, path), f"reading {path} of {tree}", 0, None)
 
     def identity(self, key: str) -> tuple[int, int]:
-        path = self._path(key)
+        status = self._status(key)
+        return status.st_dev, status.st_ino
+
+    def _status(self, key: str) -> os.stat_result:
+        layout.check_key(key)
+        above, _, name = key.rpartition("/")
         with self._folder.guard(f"looking at {key}"):
             try:
-                status = path.stat()
+                with self._folder.inside(above) as there:
+                    found = (there / name).lstat()
             except (FileNotFoundError, NotADirectoryError):
                 raise self._missing(key) from None
-            return status.st_dev, status.st_ino
+        if stat.S_ISLNK(found.st_mode):
+            raise self._folder.linked(key, f"looking at {key}")
+        return found
 
-    def _path(self, key: str) -> Path:
-        layout.check_key(key)
-        return self.root / key
-
-    def _open(self, path: Path, doing: str, offset: int, length: int | None) -> BinaryIO:
+    def _open(self, key: str, doing: str, offset: int, length: int | None) -> BinaryIO:
         def failure(error: OSError) -> Exception:
             return self._folder.failure(error, doing)
 
+        above, _, name = key.rpartition("/")
         with self._folder.guard(doing):
             try:
-                return io.BufferedReader(_Slice(path, offset, length, failure), _CHUNK)
+                with self._folder.inside(above) as there:
+                    return io.BufferedReader(_Slice(there / name, offset, length, failure), _CHUNK)
             except (FileNotFoundError, NotADirectoryError):
-                raise self._missing(str(path.relative_to(self.root))) from None
+                raise self._missing(key) from None
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise self._folder.linked(key, doing) from error
+                raise
 
     def _missing(self, key: str) -> DestinationError:
         """The error for a key that is not there: the destination's own absence is another thing and comes first."""

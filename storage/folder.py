@@ -3,6 +3,10 @@
 Temporary files lie in ``.tmp`` of the same file system, each locked by its writer. The kernel drops the lock when the
 writer dies, however it dies, so "unlocked" means "abandoned", without clocks or process ids. Trees on their way out
 are renamed into the same place, which takes them away in one step.
+
+Somebody else may own what lies below the root, and this may run as root. So below it no link is followed, also not one
+that is put there in that moment: each folder on the way is opened by itself (``inside``), and what is done is done in
+that one, whatever becomes of its name.
 """
 
 from __future__ import annotations
@@ -31,12 +35,15 @@ FORMAT = "backupd-repository/1"
 FILE_MODE = 0o640
 FOLDER_MODE = 0o750
 _TEMPORARY = ".tmp"
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _TRASH = ".tree"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 LINK_HINT = ("nothing below a destination's folder may be a link: move what it leads to back in its place, or mount it "
              "there; the folder itself may be a link")
+_NO_FILE = {errno.ELOOP, errno.ENXIO}
+"""What opening a link, or a socket, gives."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _ABANDONED_WITHOUT_LOCKS = 86400.0
 """Seconds after which a temporary file counts as abandoned where the file system knows no locks."""
@@ -59,6 +66,25 @@ class Folder:
         self.root = root
         self.marker = root / layout.REPOSITORY
         self._making = threading.Lock()
+
+    @contextlib.contextmanager
+    def inside(self, folder: str) -> Iterator[Path]:
+        """The folder ``a/b`` below the root ("" for that itself), as a path that leads there whatever becomes of its
+        name. Raises DestinationError where a link is on the way, FileNotFoundError, NotADirectoryError."""
+        descriptor = os.open(self.root, _OPEN_FOLDER)
+        try:
+            for way in folders_of(folder):
+                try:
+                    below = os.open(way.rpartition("/")[2], _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+                except NotADirectoryError:  # what a link is, too
+                    if (self.root / way).is_symlink():
+                        raise self.linked(way, f"going to {folder}") from None
+                    raise
+                os.close(descriptor)
+                descriptor = below
+            yield Path(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
 
     # Errors
 
@@ -124,7 +150,9 @@ class Folder:
         if self.is_initialised():
             return
         if not self.root.exists():
-            self.make(self.root, top=self.root.parent)
+            self.root.mkdir(FOLDER_MODE)
+            self.root.chmod(FOLDER_MODE)  # mkdir's mode is cut by the umask
+            self.sync(self.root.parent)
         strangers = sorted({path.name for path in self.root.iterdir()} - {"lost+found", _TEMPORARY, layout.REPOSITORY})
         if strangers:
             raise RefusedError(f"{self.root} is not empty and is no destination of ours",
@@ -162,61 +190,74 @@ class Folder:
 
     # Durable steps
 
-    def make(self, folder: Path, *, top: Path | None = None) -> None:
-        """Make ``folder`` and what is missing between it and the root, each durable in its parent."""
-        if folder in {self.root if top is None else top, folder.parent} or folder.is_dir():
-            return
-        self.make(folder.parent, top=top)
-        with self._making:
-            try:
-                folder.mkdir(FOLDER_MODE)
-            except FileExistsError:
+    def make(self, folder: str, *, durable: bool = True) -> None:
+        """Make ``folder`` and what is missing between it and the root, each durable in its parent. Raises
+        DestinationError where a link is on the way, FileExistsError where a file is."""
+        try:
+            with self.inside(folder):
                 return
-            folder.chmod(FOLDER_MODE)  # mkdir's mode is cut by the umask
-            self.sync(folder.parent)
+        except FileNotFoundError:
+            pass
+        for way in folders_of(folder):
+            above, _, name = way.rpartition("/")
+            with self.inside(above) as there, self._making:
+                try:
+                    (there / name).mkdir(FOLDER_MODE)
+                except FileExistsError:
+                    continue
+            with self.inside(way) as made:
+                made.chmod(FOLDER_MODE)  # mkdir's mode is cut by the umask
+            if durable:
+                with self.inside(above) as there:
+                    self.sync(there)
 
-    def sync_removal(self, folder: Path) -> None:
+    def sync_removal(self, folder: str) -> None:
         """Make a removal in ``folder`` durable, also when somebody removed the emptied folder meanwhile."""
         while True:
             try:
-                return self.sync(folder)
+                with self.inside(folder) as there:
+                    return self.sync(there)
             except FileNotFoundError:
-                if folder == self.root:
+                if not folder:
                     raise
-                folder = folder.parent
+                folder = folder.rpartition("/")[0]
 
     @staticmethod
     def sync(folder: Path) -> None:
         """Make renames, new names and removals in ``folder`` durable."""
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, _OPEN_FOLDER)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
-    def move(self, temporary: Temporary, target: Path) -> None:
+    def move(self, temporary: Temporary, target: str) -> None:
         """Give a complete temporary file its final name, durably, in place of what had it."""
+        above, _, name = target.rpartition("/")
         while True:
             try:
-                self.make(target.parent)
-                temporary.path.replace(target)
+                self.make(above)
+                with self.inside(above) as there:
+                    temporary.path.replace(there / name)
+                    temporary.kept = True
+                    self.sync(there)
             except FileNotFoundError:
                 # Somebody removed a folder because it was empty, just before. A gone root ends the loop.
-                if not temporary.path.exists() or not self.is_initialised():
+                if temporary.kept or not temporary.path.exists() or not self.is_initialised():
                     raise
                 continue
-            temporary.kept = True
-            self.sync(target.parent)
             return
 
-    def prune(self, folder: Path) -> None:
+    def prune(self, folder: str) -> None:
         """Remove ``folder`` and its parents up to two levels below the root, as far as they are empty."""
-        while len(folder.relative_to(self.root).parts) >= 2:
+        while folder.count("/") >= 1:
+            above, _, name = folder.rpartition("/")
             try:
-                folder.rmdir()
-            except OSError:
+                with self.inside(above) as there:
+                    (there / name).rmdir()
+            except (OSError, DestinationError):
                 return  # not empty, or somebody else was faster
-            folder = folder.parent
+            folder = above
 
     def space(self) -> Space:
         found = os.statvfs(self.root)
@@ -228,25 +269,20 @@ class Folder:
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Temporary]:
         """A new locked temporary file; it is removed at the end unless it was ``kept``."""
-        temporary = self._new_temporary()
-        try:
-            yield temporary
-        finally:
-            if not temporary.kept:
-                temporary.path.unlink(missing_ok=True)
-            os.close(temporary.descriptor)
+        self.make(_TEMPORARY)
+        with self.inside(_TEMPORARY) as folder:
+            temporary = self._new_temporary(folder)
+            try:
+                yield temporary
+            finally:
+                if not temporary.kept:
+                    temporary.path.unlink(missing_ok=True)
+                os.close(temporary.descriptor)
 
-    def _new_temporary(self) -> Temporary:
-        folder = self.root / _TEMPORARY
+    def _new_temporary(self, folder: Path) -> Temporary:
         while True:
             path = folder / secrets.token_hex(12)
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
-            except FileNotFoundError:
-                if not self.root.is_dir() or folder.is_dir():
-                    raise
-                self.make(folder)
-                continue
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
             try:
                 os.fchmod(descriptor, FILE_MODE)
                 self._lock(descriptor)
@@ -266,47 +302,64 @@ class Folder:
             if error.errno not in _NO_LOCKS:
                 raise
 
-    def discard(self, folder: Path) -> bool:
+    def discard(self, folder: str) -> bool:
         """Take a whole folder away in one step, then remove its content. False when it was not there."""
-        self.make(self.root / _TEMPORARY)
-        trash = self.root / _TEMPORARY / (secrets.token_hex(12) + _TRASH)
-        try:
-            folder.rename(trash)
-        except FileNotFoundError:
-            return False
-        self.sync(folder.parent)
-        _remove_all(trash)
+        self.make(_TEMPORARY)
+        above, _, name = folder.rpartition("/")
+        with self.inside(_TEMPORARY) as temporary:
+            trash = temporary / (secrets.token_hex(12) + _TRASH)
+            try:
+                with self.inside(above) as there:
+                    (there / name).rename(trash)
+                    self.sync(there)
+            except FileNotFoundError:
+                return False
+            _remove_all(trash)
         return True
 
     def leftovers(self) -> Iterator[str]:
         """Names of abandoned temporary files and of trees whose removal did not end."""
-        for path in self._abandoned(remove=False):
-            yield f"{_TEMPORARY}/{path.name}"
+        for name in self._abandoned(remove=False):
+            yield f"{_TEMPORARY}/{name}"
 
     def clear_leftovers(self) -> int:
-        return sum(1 for _path in self._abandoned(remove=True))
+        return sum(1 for _name in self._abandoned(remove=True))
 
-    def _abandoned(self, *, remove: bool) -> Iterator[Path]:
-        folder = self.root / _TEMPORARY
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.suffix == _TRASH:
-                if remove:
-                    _remove_all(path)
-                yield path
-                continue
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                if not _is_free(descriptor):
-                    continue
-                if remove:
-                    # Under the lock: a writer that just made this file sees that it is gone and takes another.
-                    path.unlink(missing_ok=True)
-            finally:
-                os.close(descriptor)
-            yield path
+    def _abandoned(self, *, remove: bool) -> Iterator[str]:
+        try:
+            with self.inside(_TEMPORARY) as folder:
+                for path in sorted(folder.iterdir()):
+                    if _take(path, remove=remove):
+                        yield path.name
+        except FileNotFoundError:
+            return  # nothing was ever written
+
+
+def _take(path: Path, *, remove: bool) -> bool:
+    """Is it abandoned? With ``remove`` it goes then."""
+    if path.suffix == _TRASH:
+        if remove:
+            _remove_all(path)
+        return True
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        if remove:  # none of ours
+            path.unlink(missing_ok=True)
+        return True
+    try:
+        if not _is_free(descriptor):
+            return False
+        if remove:
+            # Under the lock: a writer that just made this file sees that it is gone and takes another.
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def folders_of(above: str) -> list[str]:
@@ -328,6 +381,10 @@ def _is_free(descriptor: int) -> bool:
 
 
 def _remove_all(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink(missing_ok=True)
+        return
+
     def ignore_gone(_function: object, _path: str, problem: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(problem[1], FileNotFoundError):
             raise problem[1]

@@ -19,56 +19,73 @@ class LinkTree:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
-    def _partial(self, tree: str) -> Path:
-        return self._folder.root / (tree + layout.PARTIAL)
-
-    def _final(self, tree: str) -> Path:
-        return self._folder.root / tree / layout.FILES
-
-    def link(self, source: Path, tree: str, path: str) -> bool:
+    def link(self, source: str, tree: str, path: str) -> bool:
         """Show ``source`` in the unfinished ``tree``. False when the file system allows no more links to it."""
-        target = self._partial(tree) / path
+        target = f"{_partial(tree)}/{path}"
         while True:
             try:
-                os.link(source, target)
-            except FileExistsError:
-                if source.samefile(target):
-                    return True
-                target.unlink(missing_ok=True)
+                return self._link(source, target)
             except FileNotFoundError:
-                if not source.exists():
-                    self._folder.require("linking")
-                    raise ObjectMissingError(
-                        f"destination {self._folder.name} has no {source.relative_to(self._folder.root)}") from None
-                self._folder.make(self._partial(tree).parent)
-                # Durable, and of the right mode, at publish; until then the tree is garbage anyway.
-                target.parent.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
-            except OSError as error:
-                if error.errno != errno.EMLINK:
-                    raise
-                return False
-            else:
-                return True
+                # Durable at publish; until then the tree is garbage anyway.
+                self._folder.make(_partial(tree).rpartition("/")[0])
+                self._folder.make(target.rpartition("/")[0], durable=False)
+
+    def _link(self, source: str, target: str) -> bool:
+        above, _, name = source.rpartition("/")
+        try:
+            with self._folder.inside(above) as there:
+                status = (there / name).lstat()
+                below, _, shown = target.rpartition("/")
+                with self._folder.inside(below) as folder:
+                    try:
+                        os.link(there / name, folder / shown)
+                    except FileExistsError:
+                        found = (folder / shown).lstat()
+                        if (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino):
+                            return True
+                        (folder / shown).unlink(missing_ok=True)
+                        os.link(there / name, folder / shown)
+        except FileNotFoundError:
+            if not (self._folder.root / source).exists():
+                self._folder.require("linking")
+                raise ObjectMissingError(f"destination {self._folder.name} has no {source}") from None
+            raise
+        except OSError as error:
+            if error.errno != errno.EMLINK:
+                raise
+            return False
+        return True
 
     def publish(self, tree: str) -> None:
-        partial, final = self._partial(tree), self._final(tree)
-        if not partial.is_dir():
-            if final.is_dir():
+        partial, final = _partial(tree), _final(tree)
+        if not self._is_folder(partial):
+            if self._is_folder(final):
                 return
             raise ObjectMissingError(f"destination {self._folder.name} has no tree {tree}")
-        for folder, _folders, _files in os.walk(partial, topdown=False):
-            Path(folder).chmod(FOLDER_MODE)
-            self._folder.sync(Path(folder))
-        self._folder.make(final.parent)
+        with self._folder.inside(partial) as top:
+            for _folder, _folders, _files, descriptor in os.fwalk(f"{top}/.", topdown=False):
+                os.fchmod(descriptor, FOLDER_MODE)
+                os.fsync(descriptor)
+        above, _, name = final.rpartition("/")
+        self._folder.make(above)
         self._folder.discard(final)
-        partial.rename(final)
-        self._folder.sync(final.parent)
-        self._folder.sync(partial.parent)
+        before, _, called = partial.rpartition("/")
+        with self._folder.inside(before) as there, self._folder.inside(above) as folder:
+            (there / called).rename(folder / name)
+            self._folder.sync(folder)
+            self._folder.sync(there)
 
     def remove(self, tree: str) -> None:
-        for folder in (self._partial(tree), self._final(tree)):
+        for folder in (_partial(tree), _final(tree)):
             if self._folder.discard(folder):
-                self._folder.prune(folder.parent)
+                self._folder.prune(folder.rpartition("/")[0])
+
+    def _is_folder(self, folder: str) -> bool:
+        try:
+            with self._folder.inside(folder):
+                return True
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def all(self) -> Iterator[tuple[str, bool]]:
         found: set[tuple[str, bool]] = set()
@@ -81,14 +98,13 @@ class LinkTree:
                     continue
                 if tree != whole:
                     found.add((tree, False))
-                elif self._final(tree).is_dir():
+                elif self._is_folder(_final(tree)):
                     found.add((tree, True))
         yield from sorted(found)
 
     def files(self, tree: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """Sorted by path. The inode comes with the folder's own listing, so 100,000 links need no 100,000 stats."""
-        top = self._final(tree)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), self._folder.inside(_final(tree)) as top:
             yield from self._walk(top, "", top.stat().st_dev)
 
     def _walk(self, folder: Path, prefix: str, device: int) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -100,8 +116,18 @@ class LinkTree:
             else:
                 yield prefix + entry.name, (device, entry.inode())
 
-    def file(self, tree: str, path: str) -> Path:
-        return self._final(tree) / path
+
+def file_in(tree: str, path: str) -> str:
+    """Where the file ``path`` of a finished tree lies."""
+    return f"{_final(tree)}/{path}"
+
+
+def _partial(tree: str) -> str:
+    return tree + layout.PARTIAL
+
+
+def _final(tree: str) -> str:
+    return f"{tree}/{layout.FILES}"
 
 
 def _folders(parent: Path) -> list[str]:

@@ -392,7 +392,7 @@ def test_a_put_survives_that_its_empty_folder_is_removed_meanwhile(local: Filesy
 
     def replace(self: Path, target: Path) -> Path:
         monkeypatch.setattr(Path, "replace", real)
-        target.parent.rmdir()
+        (local.root / key).parent.rmdir()
         return real(self, target)
 
     monkeypatch.setattr(Path, "replace", replace)
