@@ -13,7 +13,7 @@ from threading import Event
 
 from backupd.engine.census import is_copied
 from backupd.engine.client import Connection
-from backupd.engine.datafiles import rejoin_renamed, verify_tables
+from backupd.engine.datafiles import rejoin_renamed, remove_dropped_schemas, verify_tables
 from backupd.engine.external import remap
 from backupd.engine.inventory import engines_of
 from backupd.engine.launch import options_for_copy
@@ -21,7 +21,7 @@ from backupd.engine.objects import SEQUENCE, TABLE, list_objects
 from backupd.engine.physical import LeftOut, PhysicalTool, nothing, verify_files
 from backupd.engine.tablefiles import absent
 from backupd.model.backup import partial_words
-from backupd.model.errors import DamagedError
+from backupd.model.errors import UnrestorableError
 from backupd.model.inventory import BaseTable
 from backupd.model.progress import Report
 from backupd.model.proof import Phase
@@ -148,7 +148,7 @@ def fetch_members(
 
 def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
     """Are the tables that the manifest lists in the prepared ``base``, but for those that the backup is known to lack?
-    These are told. Raises DamagedError with the names of all others. A part of a backup is not compared."""
+    These are told. Raises UnrestorableError with the names of all others. A part of a backup is not compared."""
     facts = last.body.facts
     if facts.inventory is None or last.whole is not None:
         return ()
@@ -161,8 +161,8 @@ def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
 
 def compare_named(connection: Connection, last: Loaded) -> tuple[str, ...]:
     """The same by name, asked of the first server on the copy before anything is replayed: it may have the files of a
-    table and know nothing of the table. Gives what to say of tables that it has besides. Raises DamagedError,
-    ServerError."""
+    table and know nothing of the table. Gives what to say of tables that it has besides. Raises
+    UnrestorableError, ServerError."""
     facts = last.body.facts
     if facts.inventory is None or last.whole is not None:
         return ()
@@ -192,8 +192,8 @@ def _copied(last: Loaded) -> list[BaseTable]:
 def _refuse_lost(tables: Iterable[TableName], last: Loaded, where: str, done: str = "") -> None:
     lost = [table.shown for table in tables if table not in last.body.facts.missing]
     if lost:
-        raise DamagedError(f"{len(lost)} tables that backup {last.header.backup_id} lists {where}",
-                           lost, hint=f"{done}restore another backup, or these tables from another")
+        raise UnrestorableError(f"{len(lost)} tables that backup {last.header.backup_id} lists {where}",
+                                lost, hint=f"{done}restore another backup, or these tables from another")
 
 
 def assemble(
@@ -234,8 +234,9 @@ def assemble(
             key_files=key_files,
         )
         body = chain[-1].body
-        verify_tables(base, [entry.path for entry in body.entries], tables=body.facts.inventory,
-                      partial=left_out is not nothing)
+        listed = [entry.path for entry in body.entries]
+        verify_tables(base, listed, tables=body.facts.inventory, partial=left_out is not nothing)
+        remove_dropped_schemas(base, listed)
         warnings += compare_listed(base, chain[-1])
         for increment in increments:
             shutil.rmtree(increment)

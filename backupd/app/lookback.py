@@ -6,7 +6,8 @@ tables there were, so each is looked at once. That needs the private key, since 
 configured nothing is looked at here, and a test restore elsewhere finds it.
 
 Two things in older manifests speak against every restore, though neither is proof: InnoDB tables without a file (the
-tool refuses to prepare), and tables that exchanged their names while an increment was taken (it may). Such a backup is
+tool refuses to prepare), and tables that exchanged their names while an increment was taken (it may). Such a backup,
+and one of which a restore found itself without tables though each stored byte was right, is
 doubtful, with all that builds on it: no timeline promises it, nothing is built on it, and it counts for no rule of
 retention until a test restore of it, or of what builds on it, has worked.
 """
@@ -24,7 +25,7 @@ from backupd.app.wiring import Wiring
 from backupd.engine.census import is_copied
 from backupd.engine.tablefiles import absent
 from backupd.model.backup import BackupKind, BackupRecord, BackupState
-from backupd.model.errors import BackupdError
+from backupd.model.errors import BackupdError, UnrestorableError
 from backupd.model.event import Event, Severity
 from backupd.model.inventory import BaseTable
 from backupd.model.manifest import Body
@@ -75,6 +76,15 @@ def look_back(wiring: Wiring, server: str | None = None) -> tuple[Lacking, ...]:
         _tell(wiring, name, known)
         found += known
     return tuple(found)
+
+
+def doubt(wiring: Wiring, backup_id: str, error: BackupdError) -> None:
+    """A restore of the backup has ended with ``error``: where that speaks against the backup itself, it is doubtful.
+    Raises CatalogError."""
+    if isinstance(error, UnrestorableError):
+        record = wiring.catalog.backups.get(backup_id)
+        wiring.catalog.backups.set_missing(
+            record.id, record.missing or (), f"a restore of it failed: {', '.join(error.damages[:_TOLD])}")
 
 
 def settle_doubts(wiring: Wiring, chain: Iterable[str]) -> None:

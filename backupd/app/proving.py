@@ -10,7 +10,7 @@ from datetime import timedelta
 from backupd.app.bootstrap import after_job
 from backupd.app.coldness import refuse_cold
 from backupd.app.dependence import require_keys
-from backupd.app.lookback import settle_doubts
+from backupd.app.lookback import doubt, settle_doubts
 from backupd.app.restores import (
     Wishes,
     archives,
@@ -87,6 +87,7 @@ def test_restore(wiring: Wiring, server_name: str, target: str, report: Report) 
             phases.append(Phase("verified", (wiring.clock() - begun).total_seconds(), full.stats.bytes_source))
     except DamagedError as error:
         trouble = str(error)
+        doubt(wiring, record.id, error)
     except BackupdError as error:
         obstacle = str(error)
     proof = make_proof(

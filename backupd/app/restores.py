@@ -13,6 +13,7 @@ from backupd.app.coldness import refuse_cold, with_thaw
 from backupd.app.dependence import require_keys
 from backupd.app.identity import own_branches
 from backupd.app.logstatus import stream_of
+from backupd.app.lookback import doubt
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
 from backupd.app.targets import Targets, history
@@ -207,6 +208,8 @@ def restore(wiring: Wiring, server_name: str, target: str, datadir: Path, *, sta
         text = str(error) if isinstance(error, BackupdError) else f"stopped: {type(error).__name__}"
         state = JobState.CANCELLED if stopped else JobState.FAILED
         wiring.catalog.restores.finish(row.id, state, wiring.clock(), error=text)
+        if isinstance(error, BackupdError):
+            doubt(wiring, record.id, error)
         raise
     wiring.catalog.restores.finish(row.id, JobState.SUCCEEDED, wiring.clock(), phases=outcome.phases)
     return replace(outcome, inexact=bool(chosen.inexact), warnings=tuple(dict.fromkeys(

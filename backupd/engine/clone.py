@@ -43,8 +43,9 @@ from backupd.engine import cloneplugin
 from backupd.engine.client import Session, error_code
 from backupd.engine.clonestate import checkpoint_lsn, flushed_lsn, system_tablespace
 from backupd.engine.commitlock import CommitLock
+from backupd.engine.datafiles import Contents
 from backupd.engine.ingest import ingest
-from backupd.engine.inventory import Contents, base_tables
+from backupd.engine.inventory import base_tables
 from backupd.engine.launch import LaunchedServer, ServerConfig, options_for_copy
 from backupd.engine.livedata import reader_of
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, LeftOut, PrepareStep, Stock, nothing

@@ -20,13 +20,15 @@ keep the old schema's name, at the source as in every backup, and the next start
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from backupd.engine.external import target_of
+from backupd.engine.physical import Data, End, FileEvent, Remove, Rename
 from backupd.engine.tablefiles import fulltext_id, owner_of, part_name, space_id, space_id_of_meta, stem_of
-from backupd.model.errors import OTHER_BACKUP, DamagedError
+from backupd.model.errors import OTHER_BACKUP, DamagedError, UnrestorableError
 from backupd.model.inventory import BaseTable
 
 _DATA, _LINK = ".ibd", ".isl"
@@ -42,6 +44,34 @@ _AUXILIARY = re.compile("FTS_[0-9a-f]{16}_")
 _VIEW = b"TYPE=VIEW"
 _DEFINITION = ".frm"
 """Files by which a server before MySQL 8 knows a table."""
+_OPTIONS = "/db.opt"
+"""The same of a schema."""
+
+
+class Contents:
+    """What the stream of a backup came to. ``paths``: of its files. ``renamed``: what the files ``*.ren`` say, stem by
+    stem."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        self._notes: dict[str, bytes] = {}
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        return {path.removesuffix(_RENAMED): os.fsdecode(text).strip().removesuffix(_DATA).removeprefix("./")
+                for path, text in self._notes.items() if path in self.paths}
+
+    def take(self, event: FileEvent) -> None:
+        match event:
+            case Data() if event.path.endswith(_RENAMED):
+                self._notes[event.path] = self._notes.get(event.path, b"") + bytes(event.payload)
+            case End():
+                self.paths.add(event.path)
+            case Remove():
+                self.paths.discard(event.path)
+            case Rename():
+                self.paths.discard(event.path)
+                self.paths.add(event.to)
 
 
 def expected_files(paths: Iterable[str]) -> frozenset[str]:
@@ -128,8 +158,8 @@ def verify_tables(base: Path, last: Sequence[str], *, tables: Collection[BaseTab
 
     ``tables``: those that the server had at that backup's position, None where nobody listed them.
     ``partial``: were some tables left out on purpose? xtrabackup's prepare removes full-text indexes whose table is not
-    there, and which table one is of, only a server on the copy can tell: ``verify_fulltext``. Raises DamagedError
-    naming every table that is wrong.
+    there, and which table one is of, only a server on the copy can tell: ``verify_fulltext``. Raises
+    UnrestorableError naming every table that is wrong.
     """
     expected = frozenset(path for path in expected_files(last) if not (partial and fulltext_id(path) is not None))
     there = {path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()}
@@ -140,8 +170,18 @@ def verify_tables(base: Path, last: Sequence[str], *, tables: Collection[BaseTab
     wrong += [f"{path} is there, though its table was dropped before the backup" for path in sorted(there - expected)
               if path.endswith(_DEFINITION) and "/" in path and _TEMPORARY not in path]
     if wrong:
-        raise DamagedError(f"{len(wrong)} files of the prepared {base} are not those of the backup", wrong,
-                           hint=OTHER_BACKUP)
+        raise UnrestorableError(f"{len(wrong)} files of the prepared {base} are not those of the backup", wrong,
+                                hint=OTHER_BACKUP)
+
+
+def remove_dropped_schemas(base: Path, last: Collection[str]) -> None:
+    """Remove the empty folders of schemas that were dropped before the last backup applied (file list ``last``):
+    xtrabackup 2.4.20 leaves them, and to a server that knows tables by their definitions each folder is a schema."""
+    defined = {path.partition("/")[0] for path in last if path.endswith((_DEFINITION, _OPTIONS))}
+    if defined:
+        for folder in list(base.iterdir()):
+            if folder.name not in defined and folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def verify_fulltext(datadir: Path, last: Sequence[str], numbers: Collection[int]) -> None:

@@ -6,25 +6,30 @@ shows the rows from before. A table that was made in any other way has pages you
 were not written, zeros. Hence the proof: no page of a table that is newer than a backup may be older than that backup.
 
 Measured with MySQL 5.6.24, 5.7.13 and 9.7.4: IMPORT gives every page the log sequence number of the moment and the
-number of its own tablespace, so an increment holds them all. (XtraBackup 2.4.20 with 5.7.13: of a table imported while
-the tool runs prepare removes the file, following the redo log of DISCARD. Such a backup is not noticed when it is
-taken; every restore of it stops and names the table.) TRUNCATE of 5.7 keeps the tablespace and gives the table
+number of its own tablespace, so an increment holds them all. TRUNCATE of 5.7 keeps the tablespace and gives the table
 a new id, and pages that the table no longer uses stay as they were: they are older than the backup and in it. So there
 an older page is no import where it bears the number of its own tablespace: numbers are never used again, so the backup
 has the page of that very tablespace.
+
+XtraBackup 2.4.20 with 5.6.24 and 5.7.13: DISCARD writes the removal of the file into the redo log and IMPORT gives the
+file the same number, so the tool's prepare removes it (``ImportWatch``). IMPORT ends with a checkpoint, so a backup
+that begins behind it does not have that removal in its redo log.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.engine.census import linked_tablespace
 from backupd.engine.client import Session, is_denied
+from backupd.engine.history import current_lsn
 from backupd.engine.probe import read_dialect
-from backupd.model.errors import ServerError
+from backupd.engine.tablefiles import space_id, stem_of, table_of
+from backupd.model.errors import ServerError, TablesChangedError
 from backupd.model.server import Flavour
 from backupd.process.otherfolders import open_plain
 
@@ -37,6 +42,14 @@ _ZEROS = bytes(_HEADER)
 _SYSTEM = frozenset({0, 0xFFFFFFFE})
 """Numbers of the system tablespace and, from MySQL 8 on, of mysql.ibd, which no view tells the file of: nothing is
 imported into these."""
+_REDO_HEADER, _BLOCK, _OF_BLOCK = 2048, 512, slice(12, 508)
+"""Bytes of xtrabackup_logfile before its first block, of a block, and those of a block that belong to records."""
+_REMOVED = (0x23, 0xA3)
+"""MLOG_FILE_DELETE, also with the mark of a record that stands alone. The number of the tablespace follows, a page
+number (0), and the path with its length before and a NUL behind it."""
+_LONGEST = 1100
+_SUFFIX = b".ibd\0"
+_NAMED = re.compile(rb"\0(?=(?P<size>[\0-\4].)(?P<path>[^\0]+\.ibd\0)\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,109 @@ class _Table:
     @property
     def is_temporary(self) -> bool:
         return "/#sql" in self.name
+
+
+class ImportWatch:
+    """Finds the tables whose tablespace was imported or discarded while an xtrabackup before 8.0 ran: what its prepare
+    makes of their files is not what the server had. Make it before the tool starts. Raises ServerError."""
+
+    def __init__(self, session: Session) -> None:
+        self._datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
+        self._lsn = current_lsn(session) or 0
+        self._page_size = int(str(session.scalar("SELECT @@GLOBAL.innodb_page_size")))
+        self._without = {number for number, name in _numbered(session).items()
+                         if _number_in(_usual_path(self._datadir, name)) not in (0, number)}
+        self._there: dict[int, str] = {}
+        self._removals = Removals()
+
+    def redo(self, payload: memoryview) -> None:
+        """The next bytes of the redo log as the tool writes it."""
+        self._removals.take(payload)
+
+    def look(self, session: Session) -> None:
+        """At the position of the backup. Raises ServerError."""
+        self._there = _numbered(session)
+
+    def refuse(self) -> None:
+        """Raises TablesChangedError naming those tables."""
+        found = [name for number, name in self._there.items() if "/#" not in name and self._is_touched(number, name)]
+        if found:
+            names = dict.fromkeys(table_of(stem_of(name)).shown for name in sorted(found))
+            raise TablesChangedError(
+                f"a tablespace was imported or discarded while the backup ran: {', '.join(names)}",
+                detail="the redo log removes the file, so that no restore of this backup would have the table",
+                hint="take the backup when no IMPORT TABLESPACE or DISCARD TABLESPACE runs")
+
+    def _is_touched(self, number: int, name: str) -> bool:
+        path = _usual_path(self._datadir, name)
+        own = _number_in(path) == number
+        if number in self._without:
+            return own
+        # Whoever writes rows can write the bytes of such a record; but not make each page of a table younger by it.
+        return number in self._removals.spaces and not (
+            own and has_old_pages(path, lsn=self._lsn, page_size=self._page_size))
+
+
+class Removals:
+    """``spaces``: numbers of the tablespaces whose removal stands in an xtrabackup_logfile."""
+
+    def __init__(self) -> None:
+        self.spaces: set[int] = set()
+        self._header = _REDO_HEADER
+        self._raw = b""
+        self._records = b""
+
+    def take(self, payload: memoryview) -> None:
+        skipped = min(self._header, len(payload))
+        self._header -= skipped
+        raw = self._raw + payload[skipped:]
+        whole = len(raw) // _BLOCK * _BLOCK
+        self._raw = raw[whole:]
+        begin = max(len(self._records) - len(_SUFFIX) + 1, 0)
+        records = self._records + b"".join(raw[at:at + _BLOCK][_OF_BLOCK] for at in range(0, whole, _BLOCK))
+        while (begin := records.find(_SUFFIX, begin)) >= 0:
+            begin += len(_SUFFIX)
+            self._note(records[max(begin - _LONGEST, 0):begin])
+        self._records = records[-_LONGEST:]
+
+    def _note(self, record: bytes) -> None:
+        """``record`` ends with a path."""
+        for found in _NAMED.finditer(record):
+            if int.from_bytes(found["size"]) == len(found["path"]):
+                for length in range(1, 6):
+                    begin = found.start() - length
+                    if begin > 0 and record[begin - 1] in _REMOVED and _packed_size(record[begin]) == length:
+                        self.spaces.add(_unpacked(record[begin:found.start()]))
+
+
+def _packed_size(first: int) -> int:
+    """How many bytes a number takes that InnoDB wrote packed and that begins with ``first``."""
+    return next((size for size, limit in enumerate((0x80, 0xC0, 0xE0, 0xF0), 1) if first < limit), 5)
+
+
+def _unpacked(number: bytes) -> int:
+    return int.from_bytes(number[1:]) if len(number) == 5 else int.from_bytes(number) & (1 << 7 * len(number)) - 1
+
+
+def _numbered(session: Session) -> dict[int, str]:
+    """Of all tables and partitions that are not in the system tablespace, names (``schema/table``) by the number of the
+    tablespace."""
+    rows = session.query(f"SELECT SPACE, NAME FROM information_schema.{read_dialect(session).innodb_tables}")  # noqa: S608 - ours
+    return {int(number): str(name) for number, name in rows if int(number) not in _SYSTEM and "/" in str(name)}
+
+
+def _number_in(path: Path) -> int | None:
+    """The tablespace's number that the file at ``path`` bears; None where none can be read."""
+    try:
+        return space_id(_head(path))
+    except OSError:
+        return None
+
+
+def _head(path: Path) -> bytes:
+    """The beginning of a file's first page. Raises OSError."""
+    with open(open_plain(path, follow=True), "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor has no path
+        return file.read(_HEADER)
 
 
 def newest_table(session: Session) -> int | None:
@@ -135,8 +251,7 @@ def _page_size(flags: int, default: int) -> int:
 def _lacks_file(table: _Table) -> bool:
     """Is its file gone, or somebody else's or with the sign of an export, put there to be imported?"""
     try:
-        with open(open_plain(table.path, follow=True), "rb") as file:  # noqa: PTH123 - a descriptor has no path
-            header = file.read(_HEADER)
+        header = _head(table.path)
     except OSError:
         return True
     if table.known:
@@ -156,6 +271,8 @@ def _tables(session: Session) -> list[_Table]:
     for number, name, space in tables:
         if int(space) not in _SYSTEM:
             path = paths.get(str(names.get(space, "")))
+            if path is not None and not os.access(path, os.F_OK):
+                path = None  # MySQL 5.7 tells the former place of a table that was renamed into another schema
             found.append(_Table(int(number), str(name), int(space), path or _usual_path(datadir, str(name)),
                                 path is not None))
     return found

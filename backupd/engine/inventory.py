@@ -27,7 +27,8 @@ from typing import Self
 from backupd.engine.client import Connection, Session, is_denied
 from backupd.engine.dialect import Dialect
 from backupd.engine.filenames import decode_file_name
-from backupd.engine.physical import Data, End, FileEvent, Remove, Rename
+from backupd.engine.imports import ImportWatch
+from backupd.engine.physical import Data, End, FileEvent, Remove
 from backupd.engine.probe import read_dialect
 from backupd.engine.snapshot import position_now
 from backupd.engine.tablefiles import OF_ENGINE, part_name, stem_of, table_of
@@ -61,7 +62,6 @@ _MOST_OPEN = 500
 _EARLIER = 2.0
 """Seconds by which a definition may look older than it is."""
 _BLOCK = 1024 * 1024
-_RENAMED = ".ren"
 _INNODB, _SYSTEM, _OWN = "InnoDB", 0, "Single"
 
 
@@ -151,32 +151,6 @@ def _names_in(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-class Contents:
-    """What the stream of a backup came to. ``paths``: of its files. ``renamed``: what the files ``*.ren`` say, stem by
-    stem."""
-
-    def __init__(self) -> None:
-        self.paths: set[str] = set()
-        self._notes: dict[str, bytes] = {}
-
-    @property
-    def renamed(self) -> dict[str, str]:
-        return {path.removesuffix(_RENAMED): os.fsdecode(text).strip().removesuffix(".ibd").removeprefix("./")
-                for path, text in self._notes.items() if path in self.paths}
-
-    def take(self, event: FileEvent) -> None:
-        match event:
-            case Data() if event.path.endswith(_RENAMED):
-                self._notes[event.path] = self._notes.get(event.path, b"") + bytes(event.payload)
-            case End():
-                self.paths.add(event.path)
-            case Remove():
-                self.paths.discard(event.path)
-            case Rename():
-                self.paths.discard(event.path)
-                self.paths.add(event.to)
-
-
 class Stocktaking:
     """Makes the list of one backup. A context manager around the tool's run.
 
@@ -184,7 +158,8 @@ class Stocktaking:
     a tool that keeps changes of definitions away for its whole run: then the first ``pause`` is the moment. Hand each
     line to ``heard``; call ``pause`` whenever the tool's output is read, so that the tool cannot end before the list
     is made. ``twice``: the tool leaves it to the redo log to make and rename tables of InnoDB while it runs, so that
-    of these only such as were there before it began, too, must have their files (``due``).
+    of these only such as were there before it began, too, must have their files (``due``), and ``imports`` looks for
+    those that the redo log knows nothing of.
 
     Nothing here raises: without a list (``tables`` is None), or without one of all tables (``is_whole``), ``problem``
     says why.
@@ -195,6 +170,7 @@ class Stocktaking:
         self.tables: tuple[BaseTable, ...] | None = None
         self.is_whole = True
         self.fetched: list[TableName] = []
+        self.imports: ImportWatch | None = None
         self._twice = twice
         self._earlier: frozenset[BaseTable] = frozenset()
         self._names: frozenset[TableName] = frozenset()
@@ -303,6 +279,7 @@ class Stocktaking:
             self._datadir = Path(str(session.scalar("SELECT @@GLOBAL.datadir")))
             if self._twice:
                 self._earlier = frozenset(base_tables(session, self._dialect, self._datadir))
+                self.imports = ImportWatch(session)
         except ServerError as error:
             self.problem = f"{error.message}: {error.detail}"
         else:
@@ -335,6 +312,8 @@ class Stocktaking:
             self._hold()
             held = position_now(session, dialect)
             tables = base_tables(session, dialect, self._datadir)
+            if self.imports is not None:
+                self.imports.look(session)
             self._names = table_names(session)
             self._schemas = frozenset(
                 str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"))

@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.client import Connection
-from backupd.engine.datafiles import swapped
+from backupd.engine.datafiles import Contents, swapped
 from backupd.engine.handover import Groups, handed_over, owner_of
 from backupd.engine.imports import existing_tables
-from backupd.engine.inventory import Contents, Stocktaking
+from backupd.engine.inventory import Stocktaking
 from backupd.engine.livedata import LiveData, look_at
 from backupd.engine.lockwatch import LockWatch
 from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, Hole, Remove, Rename, Stock
@@ -61,8 +61,9 @@ class StreamingTool:
     """What differs between the tools. ``arguments``: the command line after the option file and before the common
     part; ``groups``: the content of that file; ``login_file``: the variable that names another file with credentials,
     which the tool would read on its own; ``hints``: what the tool prints, and what helps; ``lock_seconds``: how long
-    it may wait for a lock that stops all writers, None where it takes no such lock; ``moment``, ``twice``: see
-    ``Stocktaking``."""
+    it may wait for a lock that stops all writers, None where it takes no such lock; ``moment``: see ``Stocktaking``;
+    ``redo``: what it calls the redo log to which it leaves all changes of InnoDB's definitions, "" where it follows
+    them itself."""
 
     tool: Tool
     names: ReceiptNames
@@ -73,7 +74,7 @@ class StreamingTool:
     login_file: str = ""
     lock_seconds: float | None = None
     moment: re.Pattern[str] | None = None
-    twice: bool = False
+    redo: str = ""
 
 
 class StreamingCapture:
@@ -92,7 +93,7 @@ class StreamingCapture:
         self._tables: set[str] = set()
         self._doubts = Doubts()
         self._contents = Contents()
-        self._stocktaking = Stocktaking(request.connection, made.moment, twice=made.twice)
+        self._stocktaking = Stocktaking(request.connection, made.moment, twice=bool(made.redo))
         self._stock = Stock()
         self._receipts: Receipts | None = None
         self._log_tail = ""
@@ -146,6 +147,8 @@ class StreamingCapture:
         for event in self._stream(self._pipeline):
             if isinstance(event, Data):
                 collector.data(event.path, event.payload)
+                if event.path == self._made.redo and self._stocktaking.imports is not None:
+                    self._stocktaking.imports.redo(event.payload)
             elif isinstance(event, End):
                 collector.end(event.path)
                 self._note(event.path)
@@ -160,9 +163,11 @@ class StreamingCapture:
 
     def _complete(self, position: Position) -> Iterator[FileEvent]:
         """What the tool left out and the server still has. Raises StreamError where it left out something and nobody
-        knows what there should be."""
+        knows what there should be, TablesChangedError where its prepare would."""
         stock, contents, doubts = self._stocktaking, self._contents, self._doubts
         stock.settle(position)
+        if stock.imports is not None:
+            stock.imports.refuse()
         known = stock.tables is not None and stock.is_whole
         if not known and (doubts.lost or doubts.crossed):
             raise left_out(doubts.lost or doubts.crossed)

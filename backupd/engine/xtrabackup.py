@@ -157,7 +157,7 @@ class XtraBackup:
             login_file="MYSQL_TEST_LOGIN_FILE",
             lock_seconds=LOCK_SECONDS,
             moment=_MOMENT if tool.version < _LOCKS_DDL else None,
-            twice=tool.version < _LOCKS_DDL,
+            redo=REDO if tool.version < _LOCKS_DDL else "",
         )
 
     @property

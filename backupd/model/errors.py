@@ -254,6 +254,11 @@ class DamagedError(BackupdError):
         super().__init__(message, detail="\n".join(shown), hint=hint)
 
 
+class UnrestorableError(DamagedError):
+    """All that is stored of a backup is whole, and what it was prepared to is not what its server had: each restore of
+    it ends so."""
+
+
 class TamperedError(DamagedError):
     """It reads well, and is not what this installation stored: somebody wrote it, or put it there."""
 

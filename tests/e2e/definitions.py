@@ -135,6 +135,7 @@ def _swaps(schema: str) -> Iterator[str]:
     yield f"RENAME TABLE {schema}.swap1 TO {schema}.t, {schema}.swap2 TO {schema}.swap1, {schema}.t TO {schema}.swap2"
     yield (f"RENAME TABLE {schema}.cycle1 TO {schema}.t, {schema}.cycle2 TO {schema}.cycle1, "
            f"{schema}.cycle3 TO {schema}.cycle2, {schema}.t TO {schema}.cycle3")
+    yield f"ALTER TABLE {schema}.traded EXCHANGE PARTITION p1 WITH TABLE {schema}.trade"
 
 
 def _changes(schema: str, engine: str, other: str) -> Iterator[str]:
@@ -156,7 +157,6 @@ def _changes(schema: str, engine: str, other: str) -> Iterator[str]:
     yield f"DROP TABLE {schema}._old"
     yield f"RENAME TABLE {schema}.`größe 1` TO {schema}.`größe.2`"
     yield f"ALTER TABLE {schema}.parted TRUNCATE PARTITION p0"
-    yield f"ALTER TABLE {schema}.traded EXCHANGE PARTITION p1 WITH TABLE {schema}.trade"
     yield f"CREATE OR REPLACE VIEW {schema}.seen AS SELECT t FROM {schema}.pattern"
     yield f"CREATE VIEW {schema}.also_seen AS SELECT i, t FROM {schema}.pattern"
     yield f"CREATE TRIGGER {schema}.told BEFORE INSERT ON {schema}.pattern FOR EACH ROW SET NEW.t = 'told'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ import pytest
 from backupd.app import lookback, proving
 from backupd.app.actions import perform
 from backupd.app.proofkeeping import keep_proofs
+from backupd.app.restores import restore
 from backupd.app.run import JobRun, Result
 from backupd.app.settings import load_settings
 from backupd.app.verification import verify
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog, upgrade
+from backupd.model.errors import UnrestorableError
 from backupd.model.ids import new_id
 from backupd.model.inventory import BaseTable
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -57,7 +60,7 @@ def as_before(body: Body) -> Body:
 
 
 def test_a_table_that_is_not_in_a_proved_backup_is_found_by_verify_proof_and_restore(
-        wiring: Wiring, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+        wiring: Wiring, keys: Keys, short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backup_id = run(wiring, JobKind.FULL).id
     good = proving.test_restore(wiring, SERVER, f"backup:{backup_id}", silent)
     assert (good.outcome, good.not_looked_at) == ("proved", 0), good.error
@@ -109,6 +112,16 @@ def test_a_table_that_is_not_in_a_proved_backup_is_found_by_verify_proof_and_res
     assert refused.outcome == "failed"
     assert "1 tables that backup" in refused.error
     assert "archive.nowhere" in refused.error
+    for again in (False, True):
+        record = wiring.catalog.backups.get(whole)
+        assert record.doubtful == "a restore of it failed: archive.nowhere"
+        assert whole not in [one.id for one in restorable(wiring.catalog.backups.list(SERVER))], "latest is another one"
+        if not again:
+            wiring.catalog.backups.set_missing(whole, (), "")
+            with pytest.raises(UnrestorableError):
+                restore(wiring, SERVER, f"backup:{whole}", short_tmp / "restored", start=False, mode="new-server",
+                        run=JobRun(JobRecord(new_id(wiring.clock()), str(JobKind.RESTORE), SERVER, JobState.RUNNING,
+                                             wiring.clock()), silent))
 
 
 def lacking(body: Body) -> Body:

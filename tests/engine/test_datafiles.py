@@ -8,11 +8,12 @@ from backupd.engine.datafiles import (
     expected_files,
     put_aside,
     rejoin_renamed,
+    remove_dropped_schemas,
     swapped,
     verify_fulltext,
     verify_tables,
 )
-from backupd.model.errors import DamagedError
+from backupd.model.errors import DamagedError, UnrestorableError
 from backupd.model.inventory import BaseTable
 from backupd.model.table import TableName
 
@@ -61,9 +62,19 @@ def test_a_tablespace_whose_table_is_gone_at_the_position_need_not_be_there_and_
     verify_tables(tmp_path, [*gone, "m/left.ibd"], tables=tables)
     for lost, owner in (("m/there.ibd", BaseTable(TableName("m", "there"), "InnoDB", 9)), ("m/parted#P#p0.ibd", None),
                         ("n/FTS_000000000000002b_CONFIG.ibd", None)):
-        with pytest.raises(DamagedError) as wrong:
+        with pytest.raises(UnrestorableError) as wrong:
             verify_tables(tmp_path, [*gone, "m/left.ibd", lost], tables=[*tables, *([owner] if owner else [])])
         assert wrong.value.damages == (f"{lost} is missing",)
+
+
+def test_folders_of_dropped_schemas_go_where_a_folder_is_a_schema_and_nowhere_else(tmp_path: Path) -> None:
+    for name in ("gone", "empty", "mine", "full"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full/left.txt").touch()
+    remove_dropped_schemas(tmp_path, ["gone/a.ibd", "mine/a.ibd", "mine/b_1.sdi"])
+    assert (tmp_path / "gone").is_dir(), "MySQL 8 has a dictionary"
+    remove_dropped_schemas(tmp_path, ["gone/a.ibd", "mine/a.ibd", "mine/a.frm", "empty/db.opt"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "mine"]
 
 
 def laid_out(base: Path, *paths: str) -> Path:
