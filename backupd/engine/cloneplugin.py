@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 
-from backupd.engine.client import Connection, Session, is_denied
+from backupd.engine.client import Connection, Session, error_code, is_denied
 from backupd.engine.grants import read_grants
 from backupd.model.errors import RefusedError, ServerError
 from backupd.model.server import ServerInfo, Version
@@ -15,6 +15,10 @@ FIRST = Version(8, 0, 17)
 """The first release that has it."""
 _NOT_LOADED = "the clone plugin is not loaded, and this account may not load it"
 _LIBRARY = "mysql_clone.so"
+_READ_ONLY = "the clone plugin is not loaded, and this server is read_only: a backup cannot load it"
+_FOR_GOOD = (f"load it for good as an administrator: INSTALL PLUGIN clone SONAME '{_LIBRARY}' (super_read_only has to "
+             f"be OFF for that moment), or write plugin_load_add={_LIBRARY} into its option file and restart it")
+_IS_READ_ONLY = 1290
 _ACTIVE = "SELECT PLUGIN_STATUS = 'ACTIVE' FROM information_schema.PLUGINS WHERE PLUGIN_NAME = 'clone'"
 _OUTSIDE = frozenset({"tablespace", "undo", "system", "schema"})
 _MAY_INSERT = re.compile(r"GRANT (?:[A-Z ,]*\bINSERT\b[A-Z ,]*|ALL PRIVILEGES) ON `mysql`\.(?:`plugin`|\*) TO ",
@@ -39,8 +43,12 @@ def refuse_unfit(session: Session, info: ServerInfo) -> None:
             f"{len(info.encrypted)} tablespaces are encrypted: a clone of them cannot be started without their keyring",
             detail=", ".join(info.encrypted[:20]), hint="take logical backups of this server, or ALTER TABLE ... "
             "ENCRYPTION='N'")
-    if not is_loaded(session) and not _may_load(session):
+    if is_loaded(session):
+        return
+    if not _may_load(session):
         raise RefusedError(_NOT_LOADED, hint=_grant_hint(session))
+    if info.read_only and not _may_write(session):
+        raise RefusedError(_READ_ONLY, hint=_FOR_GOOD)
 
 
 def _may_load(session: Session) -> bool:
@@ -48,6 +56,13 @@ def _may_load(session: Session) -> bool:
     if read_grants(session).allow("INSERT"):
         return True
     return any(_MAY_INSERT.match(str(row[0])) for row in session.query("SHOW GRANTS"))
+
+
+def _may_write(session: Session) -> bool:
+    """On a server that is read_only."""
+    grants = read_grants(session)
+    return (not session.scalar("SELECT @@GLOBAL.super_read_only")
+            and (grants.allow("SUPER") or grants.allow("CONNECTION_ADMIN")))
 
 
 def _grant_hint(session: Session) -> str:
@@ -68,6 +83,8 @@ def loaded(connection: Connection, tell: Callable[[str], None]) -> Iterator[bool
             except ServerError as error:
                 if is_denied(error):
                     raise RefusedError(_NOT_LOADED, detail=error.detail, hint=_grant_hint(session)) from error
+                if error_code(error) == _IS_READ_ONLY:  # by now
+                    raise RefusedError(_READ_ONLY, detail=error.detail, hint=_FOR_GOOD) from error
                 raise
     try:
         yield ours

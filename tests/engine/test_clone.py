@@ -195,6 +195,25 @@ def test_the_plugin_is_unloaded_again_and_stays_where_it_was_loaded(
         shutil.rmtree(place / "x", ignore_errors=True)
 
 
+def test_a_server_that_is_read_only_is_cloned_once_its_plugin_is_loaded_and_refused_with_how_before(
+    source: MySQLServer, spool: Path, place: Path
+) -> None:
+    for variable in ("read_only", "super_read_only"):
+        source.execute(f"SET GLOBAL {variable} = ON")
+        try:
+            error = refused(source, spool=spool)
+            assert "this server is read_only" in error.message
+            assert "INSTALL PLUGIN clone SONAME 'mysql_clone.so'" in error.hint
+        finally:
+            source.execute("SET GLOBAL read_only = OFF")
+    source.execute("INSTALL PLUGIN clone SONAME 'mysql_clone.so'", "SET GLOBAL super_read_only = ON")
+    try:
+        take(source, spool, place / "x")
+    finally:
+        source.execute("SET GLOBAL read_only = OFF", "UNINSTALL PLUGIN clone")
+        shutil.rmtree(place / "x", ignore_errors=True)
+
+
 def refused(server: MySQLServer, kind: type[BackupdError] = RefusedError, *, user: str = SERVICE_USER,
             password: str = SERVICE_PASSWORD, **others: object) -> BackupdError:
     connection = Connection(socket=str(server.socket), user=user, password=password)
