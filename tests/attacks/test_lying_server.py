@@ -23,6 +23,7 @@ from backupd.model.errors import MisnamedError
 from tests.binlog.streaming import Proxy, Streaming, assert_identical, insert, make_server, prepare, through_socket
 from tests.support.places import runs_as_root
 from tests.support.server import Server
+from tests.support.stacks import MARIADB
 
 _EVENT = struct.Struct("<IBIIIH")
 _ROTATE = 4
@@ -31,7 +32,7 @@ _CRC = 4
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with make_server("mariadb") as running:
+    with make_server(MARIADB) as running:
         prepare(running)
         yield running
 
@@ -132,7 +133,7 @@ def test_the_program_is_never_root_and_what_it_made_is_ours_in_the_end(server: S
 @pytest.mark.skipif(not runs_as_root(), reason="only root can become somebody else")
 def test_an_account_that_logs_in_as_root_of_the_system_still_streams(tmp_path: Path) -> None:
     """The program is somebody else, whom the server does not know."""
-    with make_server("mariadb") as running:
+    with make_server(MARIADB) as running:
         prepare(running)
         running.execute("ALTER USER root@localhost IDENTIFIED VIA unix_socket")
         with Streaming(running, tmp_path / "spool", connection=Connection(socket=str(running.socket), user="root"),
@@ -202,7 +203,7 @@ def test_what_lies_in_the_programs_folder_is_not_followed(short_tmp: Path, kind:
 
 def test_a_name_that_a_server_lists_is_no_option() -> None:
     """It becomes an argument of the program."""
-    with make_server("mariadb", log_bin="--result-file=x") as running:
+    with make_server(MARIADB, log_bin="--result-file=x") as running:
         prepare(running)
         with pytest.raises(MisnamedError, match="result-file=x"):
             BinlogSource(through_socket(running)).look()

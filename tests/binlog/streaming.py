@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -22,18 +22,20 @@ from backupd.engine.client import Connection
 from backupd.model.binlog import Branch, Gap
 from backupd.model.server import Flavour, Position
 from tests.support.mariadb import PrivateServer
-from tests.support.mysql import MySQLServer, beside, mysqld
 from tests.support.oracle import nothing_lost, same
 from tests.support.server import Server
+from tests.support.stacks import MYSQL, STACKS, Stack, stacks, whole
 
 USER, PASSWORD = "stream", "Stream-s3cret \\\"#' 9"
 FAST = Pace(tick=0.02, poll=0.15, stall=1.5, purge=0.3, first=0.05, most=0.3)
+STREAMED = stacks(*whole(*STACKS))
+"""Parameters: every stack whose log can be streamed. What is said of the others, tests/e2e/test_branches.py asserts."""
 TABLE = "CREATE TABLE shop.t (id INT AUTO_INCREMENT PRIMARY KEY, t LONGTEXT)"
 
 
-def make_server(flavour: str, **options: str | int | None) -> Server:
+def make_server(stack: Stack, **options: str | int | None) -> Server:
     """Not started yet."""
-    return PrivateServer(options=options, tcp=True) if flavour == "mariadb" else MySQLServer(options=options, tcp=True)
+    return stack.make(options=options, tcp=True)
 
 
 def prepare(server: Server) -> None:
@@ -51,7 +53,8 @@ def through_socket(server: Server, password: str = PASSWORD) -> Connection:
 def tool_of(server: Server) -> BinlogTool:
     if isinstance(server, PrivateServer):
         return binlog_tool(Flavour.MARIADB)
-    return binlog_tool(Flavour.MYSQL, paths={"mysqlbinlog": beside(mysqld(), "mysqlbinlog")})
+    stack = next(one for one in MYSQL if not one.why_not() and one.programs()["mysqld"] == server.program())
+    return binlog_tool(Flavour.MYSQL, paths={"mysqlbinlog": stack.replay()[0]})
 
 
 def insert(server: Server, count: int = 1, size: int = 20) -> None:
@@ -60,7 +63,7 @@ def insert(server: Server, count: int = 1, size: int = 20) -> None:
 
 
 def reset(server: Server) -> None:
-    server.execute("RESET MASTER" if isinstance(server, PrivateServer) else "RESET BINARY LOGS AND GTIDS")
+    server.execute(server.words.reset)
 
 
 def purge(server: Server) -> None:
@@ -76,9 +79,7 @@ def purge(server: Server) -> None:
 
 
 def log_status(server: Server) -> tuple[str, int]:
-    mariadb = isinstance(server, PrivateServer)
-    old = mariadb or str(server.scalar("SELECT VERSION()")).startswith(("5.", "8.0", "8.1"))
-    row = server.query("SHOW MASTER STATUS" if old else "SHOW BINARY LOG STATUS")[0]
+    row = server.query(server.words.log_status)[0]
     return str(row[0]), int(row[1])
 
 
@@ -257,27 +258,3 @@ class Proxy:
         for end in (source, target):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-
-
-@contextlib.contextmanager
-def followed_by(source: Server, replica: Server) -> Iterator[None]:
-    """``replica`` (just made) follows ``source`` by GTID while the block lasts, and has everything at its end."""
-    source.query("CREATE USER repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'")
-    source.execute("GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'")
-    if isinstance(source, PrivateServer):
-        replica.execute(f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={source.port}, MASTER_USER='repl',"
-                        " MASTER_PASSWORD='Repl-s3cret-77', MASTER_USE_GTID=slave_pos", "START SLAVE")
-    else:
-        replica.execute(f"CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={source.port},"
-                        " SOURCE_USER='repl', SOURCE_PASSWORD='Repl-s3cret-77', SOURCE_AUTO_POSITION=1,"
-                        " GET_SOURCE_PUBLIC_KEY=1", "START REPLICA")
-    yield
-    if isinstance(source, PrivateServer):
-        position = source.scalar("SELECT @@gtid_binlog_pos")
-        assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 300)", (position,)) == 0
-        replica.execute("STOP SLAVE", "RESET SLAVE ALL")
-    else:
-        done = source.scalar("SELECT @@GLOBAL.gtid_executed")
-        assert replica.scalar("SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, 300)", (done,)) == 0
-        replica.execute("STOP REPLICA", "RESET REPLICA ALL")
-

@@ -25,6 +25,7 @@ from storage.memory import MemoryDestination
 from tests.binlog.archived import Books, QuickSealer, plain_of
 from tests.binlog.streaming import (
     PASSWORD,
+    STREAMED,
     USER,
     Proxy,
     Streaming,
@@ -38,6 +39,7 @@ from tests.binlog.streaming import (
     until,
 )
 from tests.support.server import Server
+from tests.support.stacks import Stack
 
 Harm = Callable[[Path, int], None]
 
@@ -63,16 +65,18 @@ def truncation(path: Path, place: int) -> None:
         file.truncate(place)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with make_server("mariadb") as running:
-        prepare(running)
-        yield running
+@pytest.fixture(scope="module", params=STREAMED)
+def running(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with make_server(request.param) as found:
+        prepare(found)
+        yield found
 
 
-@pytest.fixture(autouse=True)
-def _fresh_file(server: Server) -> None:
-    server.execute("FLUSH BINARY LOGS")
+@pytest.fixture
+def server(running: Server) -> Server:
+    """With a fresh file."""
+    running.execute("FLUSH BINARY LOGS")
+    return running
 
 
 class Archive:
@@ -218,11 +222,14 @@ def test_a_network_that_alters_bytes_costs_time_and_nothing_else(server: Server,
         archive.has_all(server, first)
     assert (streaming.spool.gaps(), archive.books.gaps) == ((), [])
     assert len(streaming.spool.branches()) == 1
-    assert archive.troubles, "nothing was altered"
+    # MySQL's connections are encrypted: what was altered breaks them.
+    assert archive.troubles or streaming.kinds(StreamEventKind.LOST), "nothing was altered"
 
 
-def test_a_file_that_is_damaged_at_the_server_is_a_gap_and_the_stream_goes_on_behind_it(tmp_path: Path) -> None:
-    with make_server("mariadb") as server:
+@pytest.mark.parametrize("stack", STREAMED)
+def test_a_file_that_is_damaged_at_the_server_is_a_gap_and_the_stream_goes_on_behind_it(
+        stack: Stack, tmp_path: Path) -> None:
+    with make_server(stack) as server:
         prepare(server)
         rotate(server)
         bad, _ = log_status(server)
@@ -289,8 +296,10 @@ def test_a_file_that_is_damaged_at_the_server_is_a_gap_and_the_stream_goes_on_be
                 if segment.file == gap.after.file] == [None, None]
 
 
-def test_a_copy_that_is_damaged_at_the_server_later_leaves_what_came_before_as_it_was(tmp_path: Path) -> None:
-    with make_server("mariadb") as server:
+@pytest.mark.parametrize("stack", STREAMED)
+def test_a_copy_that_is_damaged_at_the_server_later_leaves_what_came_before_as_it_was(
+        stack: Stack, tmp_path: Path) -> None:
+    with make_server(stack) as server:
         prepare(server)
         first, _ = log_status(server)
         insert(server, 3, size=2_000)

@@ -11,6 +11,7 @@ from backupd.binlog.status import StreamEventKind, StreamState
 from backupd.model.binlog import BranchReason, Ending
 from backupd.model.server import Position
 from tests.binlog.streaming import (
+    STREAMED,
     Streaming,
     assert_identical,
     insert,
@@ -22,13 +23,11 @@ from tests.binlog.streaming import (
     reset,
     until,
 )
-from tests.support.mysql import why_not
 from tests.support.server import Server
+from tests.support.stacks import Stack
 
-FLAVOURS = ["mariadb", pytest.param("mysql", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))]
 
-
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(scope="module", params=STREAMED)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with make_server(request.param) as running:
         prepare(running)
@@ -161,10 +160,10 @@ def test_the_first_stream_begins_at_the_file_that_the_oldest_backup_needs(server
         assert newest_branch(streaming.spool)[1][0].name == log_status(server)[0]
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_a_crash_that_lost_its_tail_is_a_branch_with_its_fork(flavour: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stack", STREAMED)
+def test_a_crash_that_lost_its_tail_is_a_branch_with_its_fork(stack: Stack, tmp_path: Path) -> None:
     folder = tmp_path / "spool"
-    with make_server(flavour) as server:
+    with make_server(stack) as server:
         prepare(server)
         with Streaming(server, folder) as streaming:
             insert(server, 2)

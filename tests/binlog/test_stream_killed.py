@@ -21,6 +21,7 @@ from backupd.model.binlog import BranchReason
 from backupd.model.errors import ServerError
 from backupd.process.family import family
 from tests.binlog.streaming import (
+    STREAMED,
     Streaming,
     assert_identical,
     insert,
@@ -31,10 +32,8 @@ from tests.binlog.streaming import (
     until,
 )
 from tests.support.dice import rounds, thrown
-from tests.support.mysql import why_not
 from tests.support.server import Server
-
-FLAVOURS = ["mariadb", pytest.param("mysql", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))]
+from tests.support.stacks import Stack
 
 
 class Load:
@@ -75,11 +74,11 @@ def copying_programs(folder: Path) -> Iterator[int]:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_the_program_is_killed_at_random_and_the_spool_stays_identical(flavour: str, tmp_path: Path) -> None:
-    dice = thrown(f"kills-of-the-program-{flavour}")
+@pytest.mark.parametrize("stack", STREAMED)
+def test_the_program_is_killed_at_random_and_the_spool_stays_identical(stack: Stack, tmp_path: Path) -> None:
+    dice = thrown(f"kills-of-the-program-{stack}")
     folder = tmp_path / "spool"
-    with make_server(flavour) as server:
+    with make_server(stack) as server:
         prepare(server)
         with Streaming(server, folder) as streaming:
             streaming.has_all(server)
@@ -97,14 +96,14 @@ def test_the_program_is_killed_at_random_and_the_spool_stays_identical(flavour: 
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("stack", STREAMED)
 def test_the_streamer_and_the_server_are_killed_at_random_and_the_spool_stays_identical(
-        flavour: str, tmp_path: Path) -> None:
-    dice = thrown(f"kills-of-the-streamer-{flavour}")
+        stack: Stack, tmp_path: Path) -> None:
+    dice = thrown(f"kills-of-the-streamer-{stack}")
     folder = tmp_path / "spool"
-    with make_server(flavour) as server:
+    with make_server(stack) as server:
         prepare(server)
-        program = "" if flavour == "mariadb" else tool_of(server).tool.path
+        flavour, program = ("mariadb", "") if stack.mariadb else ("mysql", tool_of(server).tool.path)
         argv = [sys.executable, "-m", "tests.binlog.stream_process", str(server.socket), flavour, program, str(folder)]
         with Load(server, dice):
             for turn in range(rounds(3)):

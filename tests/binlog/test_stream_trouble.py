@@ -26,11 +26,11 @@ from backupd.model.server import Flavour, Position
 from tests.binlog.streaming import (
     FAST,
     PASSWORD,
+    STREAMED,
     USER,
     Proxy,
     Streaming,
     assert_identical,
-    followed_by,
     insert,
     log_status,
     make_server,
@@ -42,14 +42,13 @@ from tests.binlog.streaming import (
     through_socket,
     until,
 )
-from tests.support.mysql import why_not
 from tests.support.places import give_to_database
+from tests.support.replica import catch_up, part, replica_of
 from tests.support.server import Server
+from tests.support.stacks import MARIADB, MYSQL, Stack, stacks, whole
 
-FLAVOURS = ["mariadb", pytest.param("mysql", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))]
 
-
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(scope="module", params=STREAMED)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with make_server(request.param) as running:
         prepare(running)
@@ -58,7 +57,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def mariadb() -> Iterator[Server]:
-    with make_server("mariadb") as running:
+    with make_server(MARIADB) as running:
         prepare(running)
         yield running
 
@@ -99,13 +98,12 @@ def test_a_connection_that_breaks_or_dies_silently_loses_nothing(server: Server,
 @pytest.mark.parametrize("lost", [0, 3])
 def test_a_failover_is_followed_by_gtid_and_what_it_lost_is_named(server: Server, proxy: Proxy, tmp_path: Path,
                                                                   lost: int) -> None:
-    flavour = "mysql" if hasattr(server, "flavour") else "mariadb"
-    server.execute("DROP USER IF EXISTS repl@'127.0.0.1'")
     with Streaming(server, tmp_path / "spool", connection=proxy.connection()) as streaming:
         streaming.has_all(server)
-        with make_server(flavour) as replica:
-            with followed_by(server, replica):
-                insert(server, 3)
+        with replica_of(server) as replica:
+            insert(server, 3)
+            catch_up(server, replica)
+            part(replica)
             file, pos = log_status(server)
             insert(server, lost)
             streaming.has_all(server)
@@ -236,7 +234,7 @@ def test_two_installations_stream_one_server_side_by_side(server: Server, tmp_pa
 
 
 def test_a_copy_of_the_data_from_earlier_is_noticed_although_the_binary_log_goes_on(tmp_path: Path) -> None:
-    with make_server("mariadb") as server:
+    with make_server(MARIADB) as server:
         prepare(server)
         server.stop()
         copy = server.base / "copy"
@@ -267,11 +265,11 @@ def test_a_copy_of_the_data_from_earlier_is_noticed_although_the_binary_log_goes
         assert kept[-1].ended is Ending.STOPPED
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("stack", STREAMED)
 def test_a_time_without_a_binary_log_begins_a_branch_that_nothing_is_replayed_across(
-        flavour: str, tmp_path: Path) -> None:
+        stack: Stack, tmp_path: Path) -> None:
     pace = replace(FAST, most=60.0, away=0.1)
-    with make_server(flavour) as server:
+    with make_server(stack) as server:
         prepare(server)
         with Streaming(server, tmp_path / "spool", pace=pace) as streaming:
             insert(server, 2)
@@ -345,7 +343,7 @@ def test_the_marker_of_a_restore_begins_a_branch(mariadb: Server, tmp_path: Path
 
 
 def test_a_file_that_the_server_itself_cannot_read_to_its_end_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    with make_server("mariadb") as server:
+    with make_server(MARIADB) as server:
         prepare(server)
         insert(server, 2)
         file, pos = log_status(server)
@@ -390,10 +388,10 @@ def test_a_file_that_is_missing_in_the_middle_of_the_servers_list_is_a_gap(maria
     mariadb.execute(f"PURGE BINARY LOGS TO '{log_status(mariadb)[0]}'")
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_without_gtids_names_and_bytes_alone_tell_whether_it_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stack", stacks(*whole(*MYSQL)))
+def test_without_gtids_names_and_bytes_alone_tell_whether_it_goes_on(stack: Stack, tmp_path: Path) -> None:
     folder = tmp_path / "spool"
-    with make_server("mysql", gtid_mode="OFF", enforce_gtid_consistency="OFF") as server:
+    with make_server(stack, gtid_mode="OFF", enforce_gtid_consistency="OFF") as server:
         prepare(server)
         with Streaming(server, folder) as streaming:
             insert(server, 2)
@@ -459,7 +457,6 @@ def test_the_server_is_about_to_remove_what_is_not_archived(server: Server, tmp_
             server.execute(f"SET GLOBAL binlog_expire_logs_seconds = {before}")
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_the_other_familys_program_is_refused_with_what_to_install() -> None:
     assert shutil.which("mariadb-binlog"), "run scripts/setup --test"
     with pytest.raises(ToolError, match="cannot copy the binary logs of a mysql server") as refused:

@@ -1,9 +1,12 @@
-"""Archiving a server's own binary log files as they lie on its disk, without a stream: what a test restores from."""
+"""Archiving a server's own binary log files as they lie on its disk, without a stream: what a test restores from, and
+damages."""
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,3 +118,28 @@ def store(wiring: Wiring, destinations: Sequence[str], house: House, draft: Segm
         wiring.catalog.binlogs.add_segment(segment, name, stored.bytes, now)
     Sealed.remove(sealed.folder)
     return segment
+
+
+# -- damage at the destination
+
+
+@contextmanager
+def as_it_was(house: House) -> Iterator[None]:
+    """Whatever happens to the binary logs at the destination and to the catalog is undone."""
+    logs, saved, catalog = house.repository / "binlogs", house.base / "saved", house.base / "catalog.db"
+    shutil.copytree(logs, saved)
+    with closing(sqlite3.connect(catalog)) as live, closing(sqlite3.connect(house.base / "saved.db")) as kept:
+        live.backup(kept)
+    try:
+        yield
+    finally:
+        shutil.rmtree(logs)
+        saved.rename(logs)
+        with closing(sqlite3.connect(catalog)) as live, closing(sqlite3.connect(house.base / "saved.db")) as kept:
+            kept.backup(live)
+
+
+def flip(part: Path) -> None:
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)

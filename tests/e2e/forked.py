@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from backupd.model.clock import format_time
-from backupd.model.server import Version
 from tests.e2e.house import SERVER, House
 from tests.support.ending import end
+from tests.support.keys import Keys
+from tests.support.mysql import MySQLServer
 from tests.support.sample import checksum_everything
 from tests.support.server import Server, connect, query
+from tests.support.stacks import Stack
 
 POLICY_EXTRA = "binlog: {stream: true, checkpoint: 1s}\n"
 TABLES = (
@@ -100,19 +103,35 @@ class Source:
         return done.all
 
 
+@contextmanager
+def begun(stack: Stack, base: Path, keys: Keys) -> Iterator[Source]:
+    """A server of its own in a house of its own."""
+    with stack.make(tcp=True) as server:
+        found = Source(House(base, server, keys, policy_extra=POLICY_EXTRA, programs=stack.all_programs()))
+        found.begin()
+        yield found
+
+
+def refused(stack: Stack, house: House) -> bool:
+    """Its binary log cannot be streamed, and the check says so by the release's name."""
+    if release := stack.refused():
+        house.refuses(release, "check", SERVER)
+    return bool(release)
+
+
 def noted(server: Server) -> Moment:
     """What a server holds while nobody writes, as soon as its clock shows another second."""
     begun: datetime = server.scalar("SELECT UTC_TIMESTAMP()")
     with server.connect() as connection:
         rows, sums = diary(connection), checksum_everything(connection)
-    version = str(server.scalar("SELECT VERSION()"))
-    mysql = "MariaDB" not in version
-    new = mysql and Version.parse(version) >= Version(8, 2)
-    ((file, pos, *_rest),) = server.query("SHOW BINARY LOG STATUS" if new else "SHOW MASTER STATUS")
-    variable = "@@GLOBAL.gtid_executed" if mysql else "@@gtid_binlog_pos"
-    executed = str(server.scalar(f"SELECT {variable}")).replace("\n", "")
-    source, _, done = executed.rpartition(":")
-    gtid = f"{source}:{done.rpartition('-')[2]}" if mysql else executed
+    ((file, pos, *_rest),) = server.query(server.words.log_status)
+    executed = str(server.scalar(f"SELECT {server.words.executed}")).replace("\n", "")
+    gtid = executed
+    if isinstance(server, MySQLServer):
+        own = str(server.scalar("SELECT @@server_uuid"))
+        # Of who took over from another one, too.
+        done = next(one for one in executed.split(",") if one.startswith(own))
+        gtid = f"{own}:{done.rpartition(':')[2].rpartition('-')[2]}"
     while server.scalar("SELECT UTC_TIMESTAMP()") == begun:
         time.sleep(0.02)
     return Moment((begun + timedelta(seconds=1)).replace(tzinfo=UTC) - timedelta(milliseconds=1), gtid, executed,

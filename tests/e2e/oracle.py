@@ -92,7 +92,7 @@ class Oracle:
     """A replica that can be moved on, never back."""
 
     def __init__(self, kind: Kind, source: Server, replica: Server) -> None:
-        self.kind, self.replica, self.words = kind, replica, kind.stack.words()
+        self.kind, self.replica, self.words = kind, replica, source.words
         host = f"HOST='127.0.0.1', {{0}}PORT={source.port}, {{0}}USER='repl', {{0}}PASSWORD='Repl-s3cret-77'"
         if kind.mariadb:
             replica.execute(f"CHANGE MASTER TO MASTER_{host.format('MASTER_')}, MASTER_USE_GTID=slave_pos")
@@ -112,6 +112,14 @@ class Oracle:
             return self._at(f"START {self.words.replica} UNTIL SQL_BEFORE_GTIDS='{mark.gtid}'")
         name = self.words.source
         return self._at(f"START {self.words.replica} UNTIL {name}_LOG_FILE='{mark.file}', {name}_LOG_POS={mark.pos}")
+
+    def after(self, gtid: str) -> dict[str, int]:
+        """Checksums of every table when everything up to a state is applied, and nothing later."""
+        if self.kind.mariadb:
+            found = self._at(f"START SLAVE UNTIL master_gtid_pos='{gtid}'")
+            assert self.replica.scalar("SELECT @@gtid_slave_pos") == gtid
+            return found
+        return self._at(f"START {self.words.replica} UNTIL SQL_AFTER_GTIDS='{gtid}'")
 
     def _at(self, start: str) -> dict[str, int]:
         self.replica.execute(start)

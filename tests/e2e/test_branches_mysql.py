@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from backupd.catalog.session import open_catalog
-from backupd.model.server import Version
-from tests.e2e.forked import POLICY_EXTRA, Source, diary, frozen
-from tests.e2e.house import SERVER, House
+from tests.e2e.forked import Source, begun, diary, frozen, refused
+from tests.e2e.house import SERVER
 from tests.support.keys import Keys
 from tests.support.places import give_to_database
-from tests.support.server import Server
+from tests.support.replica import part, replica_of
 from tests.support.stacks import MYSQL, Stack, stacks
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
@@ -29,17 +28,8 @@ def stack(request: pytest.FixtureRequest) -> Stack:
 
 @pytest.fixture
 def source(stack: Stack, short_tmp: Path, keys: Keys) -> Iterator[Source]:
-    with stack.make(tcp=True) as server:
-        found = Source(House(short_tmp, server, keys, policy_extra=POLICY_EXTRA, programs=stack.all_programs()))
-        found.begin()
+    with begun(stack, short_tmp, keys) as found:
         yield found
-
-
-def refused(stack: Stack, house: House) -> bool:
-    """Its binary log cannot be streamed, and the check says so by the release's name."""
-    if release := stack.refused():
-        house.refuses(release, "check", SERVER)
-    return bool(release)
 
 
 def test_after_a_reset_the_same_gtids_are_on_two_branches_and_each_is_reached_by_its_own_backup(
@@ -50,7 +40,7 @@ def test_after_a_reset_the_same_gtids_are_on_two_branches_and_each_is_reached_by
     house.backup()
     before = source.write("before")
     source.stream()
-    source.server.execute(stack.words().reset)
+    source.server.execute(source.server.words.reset)
     after = source.write("after")
     source.stream()
     old, now = source.branches()
@@ -98,25 +88,11 @@ def test_a_server_that_was_restored_under_its_own_name_gives_the_same_gtids_and_
     source.is_restored(f"gtid:{lost.executed}@{old['id']}", "lost")
 
 
-def follow(stack: Stack, replica: Server, server: Server) -> None:
-    """``replica`` gets all that ``server`` has, and is one no more."""
-    words = stack.words()
-    key = f", GET_{words.source}_PUBLIC_KEY=1" if stack.version() >= Version(8, 0) else ""
-    replica.execute(f"{words.change} {words.source}_HOST='127.0.0.1', {words.source}_PORT={server.port}, "
-                    f"{words.source}_USER='repl', {words.source}_PASSWORD='Repl-s3cret-77', "
-                    f"{words.source}_AUTO_POSITION=1{key}", f"START {words.replica}")
-    done = server.scalar("SELECT @@GLOBAL.gtid_executed")
-    assert replica.scalar("SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, 300)", (done,)) == 0
-    replica.execute(f"STOP {words.replica}", f"RESET {words.replica} ALL")
-
-
 def test_who_answers_is_compared_a_stranger_a_replica_that_took_over_and_the_server_restored(
         stack: Stack, source: Source) -> None:
     house, server = source.house, source.server
     if refused(stack, house):
         return
-    server.execute("CREATE USER repl@'127.0.0.1' IDENTIFIED BY 'Repl-s3cret-77'",
-                   "GRANT REPLICATION SLAVE ON *.* TO repl@'127.0.0.1'")
     first = house.backup()
     source.write("before")
     source.stream()
@@ -134,8 +110,8 @@ def test_who_answers_is_compared_a_stranger_a_replica_that_took_over_and_the_ser
         old, now = source.branches()
         assert (now["parent"], now["fork"] is not None) == (old["id"], True)
         source.is_restored("latest", "after the wrong entry")
-    with stack.make(tcp=True) as replica:
-        follow(stack, replica, server)
+    with replica_of(server) as replica:
+        part(replica)
         house.server = replica
         house.write()
         source.write("taken over")

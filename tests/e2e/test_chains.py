@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
+from backupd.model.server import Version
 from tests.e2e.house import SERVER, House
+from tests.e2e.oracle import WITH_MARIADB, WITH_XTRABACKUP, oracle
 from tests.support.dice import thrown
 from tests.support.keys import Keys
-from tests.support.mariadb import PrivateServer
 from tests.support.oracle import stored
 from tests.support.places import give_to_database, short_directory
-from tests.support.replica import replica_of
 from tests.support.sample import checksum_everything
+from tests.support.stacks import MARIADB, MYSQL_XTRABACKUP, Stack, stacks
 from tests.support.ticker import Ticker
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a restore gives files to the server's user")
@@ -33,13 +34,14 @@ pytestmark = needs_root
 class Stock:
     """``members``: records of the chain, full first. ``sums``: what a replica held at each one's GTID. ``other``: a
     full backup and an increment of the same server that came later. ``outside``: where its DATA DIRECTORY tables
-    lie."""
+    lie; None before MySQL 8.0, which opens no such table while the source's lies there, too: test_stacks.py."""
 
+    stack: Stack
     house: House
     members: tuple[dict[str, Any], ...]
     sums: Mapping[str, Mapping[str, int]]
     other: tuple[dict[str, Any], ...]
-    outside: Path
+    outside: Path | None
 
     def folder(self, number: int) -> Path:
         return self.house.manifest(self.members[number]["id"]).parent
@@ -47,55 +49,75 @@ class Stock:
     def id(self, number: int) -> str:
         return str(self.members[number]["id"])
 
+    def sums_of(self, datadir: Path) -> dict[str, int]:
+        with self.stack.make(datadir=datadir) as restored:
+            assert "[ERROR]" not in restored.log_text()
+            with restored.connect() as connection:
+                return checksum_everything(connection)
 
-def definitions(outside: Path) -> tuple[tuple[str, ...], ...]:
+    def far(self) -> dict[str, str]:
+        """The files outside."""
+        return hashes(self.outside) if self.outside is not None else {}
+
+
+def definitions(stack: Stack, outside: Path | None) -> tuple[tuple[str, ...], ...]:
     """What happens before each backup, beside the writer. No replica could have the tables in ``outside``, too."""
+    def far(*statements: str) -> tuple[str, ...]:
+        return ("SET sql_log_bin = 0", *statements, "SET sql_log_bin = 1") if outside is not None else ()
+
+    aria = "Aria" if stack.mariadb else "InnoDB"
+    instant = ", ALGORITHM=INSTANT" if stack.version() >= Version(8, 0, 12) else ""
     return (
         ("CREATE DATABASE shop", "CREATE DATABASE closing",
          "CREATE TABLE shop.ticks (id BIGINT PRIMARY KEY AUTO_INCREMENT, t VARCHAR(200)) ENGINE=InnoDB",
-         "CREATE TABLE shop.aria (id INT PRIMARY KEY, t VARCHAR(50)) ENGINE=Aria",
+         f"CREATE TABLE shop.aria (id INT PRIMARY KEY, t VARCHAR(50)) ENGINE={aria}",
          "CREATE TABLE shop.myisam (id INT PRIMARY KEY, t VARCHAR(50)) ENGINE=MyISAM",
          "CREATE TABLE shop.doomed (id INT PRIMARY KEY) ENGINE=InnoDB", "INSERT INTO shop.doomed VALUES (1), (2)",
          "CREATE TABLE shop.doomed_too (id INT PRIMARY KEY) ENGINE=MyISAM",
          "CREATE TABLE shop.emptied (id INT PRIMARY KEY) ENGINE=InnoDB", "INSERT INTO shop.emptied VALUES (1)",
          "CREATE TABLE shop.before_name (id INT PRIMARY KEY) ENGINE=InnoDB", "INSERT INTO shop.before_name VALUES (7)",
          "CREATE TABLE closing.t (id INT PRIMARY KEY) ENGINE=InnoDB",
-         "SET sql_log_bin = 0",
-         f"CREATE TABLE shop.far (id INT PRIMARY KEY) ENGINE=InnoDB DATA DIRECTORY='{outside}'",
-         "INSERT INTO shop.far SELECT seq FROM shop.seq_1_to_500", "SET sql_log_bin = 1"),
-        ("CREATE TABLE shop.fresh (id INT PRIMARY KEY, t TEXT) ENGINE=InnoDB",
-         "INSERT INTO shop.fresh SELECT seq, MD5(seq) FROM shop.seq_1_to_300", "DROP TABLE shop.doomed",
-         "SET sql_log_bin = 0", "UPDATE shop.far SET id = id + 1000", "SET sql_log_bin = 1"),
-        ("ALTER TABLE shop.fresh ADD COLUMN more INT DEFAULT 5, ALGORITHM=INSTANT", "DROP TABLE shop.doomed_too",
+         *far(f"CREATE TABLE shop.far (id INT PRIMARY KEY) ENGINE=InnoDB DATA DIRECTORY='{outside}'",
+              f"INSERT INTO shop.far VALUES {rows(500)}")),
+        ("CREATE TABLE shop.fresh (id INT PRIMARY KEY, t VARCHAR(32)) ENGINE=InnoDB",
+         f"INSERT INTO shop.fresh (id) VALUES {rows(300)}", "UPDATE shop.fresh SET t = MD5(id)",
+         "DROP TABLE shop.doomed", *far("UPDATE shop.far SET id = id + 1000")),
+        (f"ALTER TABLE shop.fresh ADD COLUMN more INT DEFAULT 5{instant}", "DROP TABLE shop.doomed_too",
          "ALTER TABLE shop.aria ADD COLUMN x INT DEFAULT 1", "INSERT INTO shop.myisam VALUES (1, 'one')"),
         ("TRUNCATE TABLE shop.emptied", "INSERT INTO shop.emptied VALUES (100), (101)",
          "RENAME TABLE shop.before_name TO shop.after_name", "UPDATE shop.after_name SET id = 8"),
         ("DROP DATABASE closing", "ALTER TABLE shop.fresh DROP COLUMN t, ALGORITHM=COPY",
-         "SET sql_log_bin = 0",
-         f"CREATE TABLE shop.far_too (id INT PRIMARY KEY) ENGINE=InnoDB DATA DIRECTORY='{outside}'",
-         "INSERT INTO shop.far_too VALUES (1)", "SET sql_log_bin = 1"),
+         *far(f"CREATE TABLE shop.far_too (id INT PRIMARY KEY) ENGINE=InnoDB DATA DIRECTORY='{outside}'",
+              "INSERT INTO shop.far_too VALUES (1)")),
         (),
         ("CREATE TABLE shop.parts (id INT PRIMARY KEY) ENGINE=InnoDB PARTITION BY HASH (id) PARTITIONS 3",
-         "INSERT INTO shop.parts SELECT seq FROM shop.seq_1_to_50", "CREATE INDEX t ON shop.ticks (t)",
-         "SET sql_log_bin = 0", "DROP TABLE shop.far_too", "SET sql_log_bin = 1"),
+         f"INSERT INTO shop.parts VALUES {rows(50)}", "CREATE INDEX t ON shop.ticks (t)",
+         *far("DROP TABLE shop.far_too")),
         ("ALTER TABLE shop.parts COALESCE PARTITION 1", "DROP TABLE shop.emptied",
          "CREATE TABLE shop.emptied (name VARCHAR(9)) ENGINE=InnoDB", "INSERT INTO shop.emptied VALUES ('again')",
          "OPTIMIZE TABLE shop.ticks"),
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def stock(keys: Keys) -> Iterator[Stock]:
-    with short_directory() as base, PrivateServer(tcp=True) as server:
-        outside = base / "outside"
-        outside.mkdir()
-        give_to_database(outside)
+def rows(count: int) -> str:
+    """The numbers from 1 to ``count`` as rows of one column."""
+    return ", ".join(f"({number})" for number in range(1, count + 1))
+
+
+@pytest.fixture(scope="module", params=stacks(MARIADB, MYSQL_XTRABACKUP))
+def stock(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Stock]:
+    stack: Stack = request.param
+    with short_directory() as base, stack.make(tcp=True) as server:
+        outside = None
+        if stack.mariadb or stack.version() >= Version(8, 0):
+            outside = base / "outside"
+            outside.mkdir()
+            give_to_database(outside)
         server.create_backup_users()
-        house = House(base, server, keys)
-        with replica_of(server) as replica:
-            replica.execute("STOP SLAVE")
+        house = House(base, server, keys, programs=stack.all_programs())
+        with oracle(WITH_MARIADB if stack.mariadb else WITH_XTRABACKUP, server) as right:
             members, far = [], {}
-            for number, statements in enumerate(definitions(outside)):
+            for number, statements in enumerate(definitions(stack, outside)):
                 server.execute(*statements)
                 with Ticker(server, "shop.ticks") as ticker:
                     members.append(house.ok("backup", SERVER, "--kind", "incremental" if number else "full"))
@@ -103,27 +125,10 @@ def stock(keys: Keys) -> Iterator[Stock]:
                 with server.connect() as connection:
                     far[members[-1]["id"]] = {name: value for name, value in checksum_everything(connection).items()
                                               if "far" in name}
-            sums = {record["id"]: _at(replica, record["position"]["gtid"]) | far[record["id"]] for record in members}
+            sums = {record["id"]: right.after(record["position"]["gtid"]) | far[record["id"]] for record in members}
         other = (house.backup(), house.ok("backup", SERVER, "--kind", "incremental"))
-        server.settle()  # from here on the source's own files stay as they are
-        yield Stock(house, tuple(members), sums, other, outside)
-
-
-def _at(replica: PrivateServer, gtid: str) -> dict[str, int]:
-    """What ``replica`` holds when it has applied everything up to ``gtid`` and nothing later."""
-    replica.execute(f"START SLAVE UNTIL master_gtid_pos='{gtid}'")
-    assert replica.scalar("SELECT MASTER_GTID_WAIT(%s, 300)", (gtid,)) == 0
-    replica.execute("STOP SLAVE")
-    assert replica.scalar("SELECT @@gtid_slave_pos") == gtid
-    with replica.connect() as connection:
-        return checksum_everything(connection)
-
-
-def sums_of(datadir: Path) -> dict[str, int]:
-    with PrivateServer(datadir=datadir) as restored:
-        assert "[ERROR]" not in restored.log_text()
-        with restored.connect() as connection:
-            return checksum_everything(connection)
+        server.restart()  # from here on the source's own files stay as they are
+        yield Stock(stack, house, tuple(members), sums, other, outside)
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -159,12 +164,12 @@ def test_the_chain_is_one_full_backup_and_seven_increments_each_on_the_one_befor
 
 @pytest.mark.parametrize("number", range(8))
 def test_each_member_is_restored_as_the_source_was_at_its_gtid(stock: Stock, short_tmp: Path, number: int) -> None:
-    before = hashes(stock.outside)
-    assert "shop/far.ibd" in before
+    before = stock.far()
+    assert ("shop/far.ibd" in before) is (stock.outside is not None)
     outcome = stock.house.restore(short_tmp / "mysql", to=f"backup:{stock.id(number)}")
     assert outcome["position"] == stock.members[number]["position"]
-    assert sums_of(short_tmp / "mysql") == stock.sums[stock.id(number)]
-    assert hashes(stock.outside) == before, "a restore touched the living source's files"
+    assert stock.sums_of(short_tmp / "mysql") == stock.sums[stock.id(number)]
+    assert stock.far() == before, "a restore touched the living source's files"
 
 
 def test_the_newest_member_is_proved_by_its_witness_and_the_repository_is_what_it_was(stock: Stock) -> None:
@@ -229,24 +234,25 @@ def test_after_a_kill_between_or_in_increments_the_same_restore_ends_with_the_sa
     stock.house.kill_when(path.exists, "restore", SERVER, "--to", target, "--datadir", str(datadir))
     assert not datadir.exists()
     stock.house.restore(datadir, to=target)
-    assert sorted(p.name for p in short_tmp.iterdir()) == ["mysql", "mysql.external"]
-    assert sums_of(datadir) == stock.sums[stock.id(3)]
+    beside = [] if stock.outside is None else ["mysql.external"]
+    assert sorted(p.name for p in short_tmp.iterdir()) == ["mysql", *beside]
+    assert stock.sums_of(datadir) == stock.sums[stock.id(3)]
 
 
 def test_the_runbook_of_an_increment_followed_word_for_word_gives_the_same_data(stock: Stock, short_tmp: Path) -> None:
-    before = hashes(stock.house.repository), hashes(stock.outside)
+    before = hashes(stock.house.repository), stock.far()
     runbook = (stock.folder(2) / "RUNBOOK.md").read_text()
     script = "\n".join(re.findall(r"^```sh\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL))
     for record in stock.members[:3]:
         assert record["id"] in runbook
     done = subprocess.run(
         ["sh", "-c", script], cwd="/", text=True, check=False, capture_output=True,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8",
+        env={"PATH": stock.stack.path(), "HOME": "/nonexistent", "LC_ALL": "C.UTF-8",
              "REPOSITORY": str(stock.house.repository), "DATADIR": str(short_tmp / "mysql"),
              "GNUPGHOME": str(stock.house.keys.secret_home)})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sums_of(short_tmp / "mysql") == stock.sums[stock.id(2)]
-    assert (hashes(stock.house.repository), hashes(stock.outside)) == before
+    assert stock.sums_of(short_tmp / "mysql") == stock.sums[stock.id(2)]
+    assert (hashes(stock.house.repository), stock.far()) == before
 
 
 def test_an_increment_that_was_killed_leaves_nothing_and_the_next_one_builds_on_the_same_parent(stock: Stock) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from backupd.catalog.session import Catalog
+from tests.e2e.archived import as_it_was, flip
 from tests.e2e.house import SERVER, Done, House
 from tests.e2e.oracle import WITH_MARIADB, WITH_MYSQL, WITH_XTRABACKUP, WITHOUT_GTIDS, Kind, Mark, find, oracle, params
 from tests.e2e.service import ONCE_A_YEAR, Serving, catalog_of, make_due, serving, until
@@ -39,8 +38,8 @@ objectives: {rpo: 1h}
 # MySQL by CLONE takes a soak: test_point_in_time_mysql.py and test_branches_mysql.py always go to a moment.
 KINDS = [param for kind in (WITH_MARIADB, WITH_MYSQL, WITHOUT_GTIDS, WITH_XTRABACKUP)
          for param in params(kind, soak=kind in (WITH_MYSQL, WITHOUT_GTIDS))]
-ONLY_MARIADB = pytest.mark.parametrize("story", [WITH_MARIADB], indirect=True, ids=str)
-"""Of what is the same for all servers."""
+NOT_CLONE = pytest.mark.parametrize("story", [*params(WITH_MARIADB), *params(WITH_XTRABACKUP)], indirect=True)
+"""Of what tests/e2e/test_point_in_time_mysql.py always does with CLONE."""
 
 
 @dataclass
@@ -188,28 +187,6 @@ def test_a_random_moment_is_proved(story: Story) -> None:
 # -- damage at the destination
 
 
-@contextmanager
-def as_it_was(house: House) -> Iterator[None]:
-    """Whatever happens to the binary logs at the destination and to the catalog is undone."""
-    logs, saved, catalog = house.repository / "binlogs", house.base / "saved", house.base / "catalog.db"
-    shutil.copytree(logs, saved)
-    with closing(sqlite3.connect(catalog)) as live, closing(sqlite3.connect(house.base / "saved.db")) as kept:
-        live.backup(kept)
-    try:
-        yield
-    finally:
-        shutil.rmtree(logs)
-        saved.rename(logs)
-        with closing(sqlite3.connect(catalog)) as live, closing(sqlite3.connect(house.base / "saved.db")) as kept:
-            kept.backup(live)
-
-
-def flip(part: Path) -> None:
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-
-
 def remove_two(story: Story) -> None:
     for file in story.files[3:5]:
         shutil.rmtree(story.whole(file))
@@ -232,7 +209,7 @@ def named(told: Done, *texts: str) -> None:
         assert text in told.all, told.all
 
 
-@ONLY_MARIADB
+@NOT_CLONE
 @pytest.mark.parametrize(("damage", "follows"), [(remove_two, 5), (flip_a_byte, 4), (swap_contents, 5)])
 def test_what_is_lost_or_mixed_up_at_the_destination_is_found_and_a_target_beyond_is_refused_with_both_ends(
         story: Story, damage: Callable[[Story], None], follows: int) -> None:
@@ -246,7 +223,7 @@ def test_what_is_lost_or_mixed_up_at_the_destination_is_found_and_a_target_beyon
         assert gap["after"]["file"] == story.files[2]
         assert (gap["before"]["file"], gap["before"]["pos"]) == (story.files[follows], 0)
         ends = f"{gap['after']['file']}:{gap['after']['pos']}", f"{story.files[follows]}:0"
-        for target in ("gtid:" + str(story.server.scalar("SELECT @@gtid_binlog_pos")), beyond):
+        for target in ("gtid:" + str(story.server.scalar(f"SELECT {story.server.words.executed}")), beyond):
             named(house.fails("restore", SERVER, "--to", target, "--datadir", str(house.base / "no")), *ends)
         assert not (house.base / "no").exists()
         if damage is not flip_a_byte:  # that takes reading it
@@ -254,7 +231,7 @@ def test_what_is_lost_or_mixed_up_at_the_destination_is_found_and_a_target_beyon
         house.ok("plan", SERVER, "--to", story.marks["drop"].target)
 
 
-@ONLY_MARIADB
+@NOT_CLONE
 def test_a_flipped_byte_makes_the_proof_fail(story: Story) -> None:
     with as_it_was(story.house):
         flip_a_byte(story)

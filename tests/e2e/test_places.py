@@ -12,13 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from backupd.model.server import Version
 from tests.e2e.house import SERVER, House
+from tests.support.ending import end
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.oracle import Sums
 from tests.support.places import give_to_database
-from tests.support.replica import replica_of
+from tests.support.replica import catch_up, replica_of
 from tests.support.sample import checksum_everything
+from tests.support.server import connect, query
+from tests.support.stacks import MYSQL_CLONE, STACKS, Stack, stacks, whole
 
 
 @contextmanager
@@ -92,13 +96,21 @@ def test_a_datadir_that_is_a_mount_point_is_filled_in_place(house: House) -> Non
             assert sums == checksum_everything(connection)
 
 
-def test_a_copy_of_a_replica_connects_nowhere(short_tmp: Path, own_house: House, keys: Keys) -> None:
-    source = own_house.server
-    with replica_of(source) as replica:
+@pytest.mark.parametrize("stack", stacks(*whole(*STACKS)))
+def test_a_copy_of_a_replica_connects_nowhere(stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    old = stack.version() < Version(8, 0)  # before, what a replica knows of its source is no part of a backup
+    where = {"master_info_repository": "TABLE", "relay_log_info_repository": "TABLE"} if old else {}
+    with stack.make(tcp=True) as source, replica_of(source, options=where) as replica:
+        source.execute("CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY)",
+                       "INSERT INTO shop.t VALUES (1), (2)")
+        catch_up(source, replica)
         replica.create_backup_users()
         (short_tmp / "replica").mkdir()
         give_to_database(short_tmp / "replica")
-        house = House(short_tmp / "replica", replica, keys)
+        house = House(short_tmp / "replica", replica, keys, programs=stack.all_programs())
+        if stack is MYSQL_CLONE:
+            assert "this server is read_only" in house.fails("check", SERVER).all
+            replica.execute("INSTALL PLUGIN clone SONAME 'mysql_clone.so'")
         house.backup()
         replica.stop()
         source.execute("CREATE DATABASE test_tick")
@@ -109,17 +121,22 @@ def test_a_copy_of_a_replica_connects_nowhere(short_tmp: Path, own_house: House,
         deadline = time.monotonic() + 300
         while dumps():  # the source notices only later that its replica is gone
             assert time.monotonic() < deadline
-            source.execute("CREATE OR REPLACE TABLE test_tick.t (id INT)")
+            source.execute("CREATE TABLE test_tick.t (id INT)", "DROP TABLE test_tick.t")
             time.sleep(0.1)
         connections = int(source.query("SHOW GLOBAL STATUS LIKE 'Connections'")[0][1])
         outcome = house.ok("restore", SERVER, "--to", "latest", "--datadir", str(house.base / "restored"), "--start")
         try:
             with PrivateServer(binlog=False) as nobody:
                 del nobody  # a server's start and stop is time enough for a replica's first connection
+            with connect(outcome["started"]["socket"]) as connection:
+                assert query(connection, f"SHOW {source.words.replica} STATUS") == []
             assert dumps() == 0
             assert int(source.query("SHOW GLOBAL STATUS LIKE 'Connections'")[0][1]) == connections
         finally:
-            os.kill(outcome["started"]["pid"], 15)
+            end(outcome["started"]["pid"])
+        with stack.make(datadir=house.base / "restored", options=where) as real:  # as its own service starts it
+            assert real.query(f"SHOW {source.words.replica} STATUS") == []
+        assert dumps() == 0
         assert house.ok("test-restore", SERVER)["outcome"] == "proved"
         assert dumps() == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from backupd.model.clock import format_time
 from backupd.model.server import Version
-from tests.e2e.archived import Archive
+from tests.e2e.archived import Archive, as_it_was, flip
 from tests.e2e.house import SERVER, House
 from tests.support import sample
 from tests.support.keys import Keys
@@ -47,7 +48,7 @@ def write(server: Server, count: int, seed: int) -> None:
 class Story:
     """``before``: checksums of every table right before a DELETE, ``executed``: the GTIDs of that place; ``wrong``: the
     GTID of the DELETE, ``harmless``: of a row of shop.products that nothing is built upon. ``refused``: the release
-    from which no log is replayed."""
+    from which no log is replayed. ``files``: the last three binary logs; the DELETE is in the second."""
 
     stack: Stack
     house: House
@@ -57,6 +58,7 @@ class Story:
     executed: str
     wrong: str
     harmless: str
+    files: list[str]
 
     def is_refused(self, *command: str) -> bool:
         if self.refused:
@@ -85,9 +87,11 @@ def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
         harmless = did(server, "INSERT INTO shop.products (title, price, stock) VALUES ('wrong', 1, 1)")
         before, executed = sums(server), str(server.scalar("SELECT @@GLOBAL.gtid_executed"))
         wrong = did(server, "DELETE FROM archive.letters")
+        server.execute("FLUSH BINARY LOGS")
         write(server, 200, seed=3)
         Archive(house, server).take()
-        yield Story(stack, house, server, stack.refused(), before, executed, wrong, harmless)
+        files = [str(row[0]) for row in server.query("SHOW BINARY LOGS")][-3:]
+        yield Story(stack, house, server, stack.refused(), before, executed, wrong, harmless, files)
 
 
 def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sources(
@@ -110,7 +114,7 @@ def test_just_before_a_disaster_and_at_the_latest_moment_every_table_is_the_sour
         assert sums(restored) == sums(server)
         executed = "SELECT @@GLOBAL.gtid_executed"
         assert str(restored.scalar(executed)) == str(server.scalar(executed))
-        assert restored.query(f"SHOW {story.stack.words().replica} STATUS") == []
+        assert restored.query(f"SHOW {server.words.replica} STATUS") == []
 
 
 def test_one_transaction_is_left_out_through_the_pipe_and_all_others_are_there(story: Story, short_tmp: Path) -> None:
@@ -134,6 +138,31 @@ def test_a_test_restore_compares_the_witness_on_the_way_to_the_latest_moment(sto
     checks = {check["name"]: check for check in proof["checks"]}
     assert "table checksums equal the witness" in checks
     assert ("binary logs replayed to the target" in checks) is not bool(story.refused), checks
+
+
+@pytest.mark.parametrize("damage", ["removed", "flipped", "swapped"])
+def test_what_is_lost_or_mixed_up_of_the_log_is_found_and_nothing_beyond_it_is_restored(
+        story: Story, short_tmp: Path, damage: str) -> None:
+    house = story.house
+    first, second = (next((house.repository / "binlogs" / SERVER).glob(f"*/{int(name[-6:]):010d}-*"))
+                     for name in story.files[:2])
+    with as_it_was(house):
+        if damage == "removed":
+            shutil.rmtree(second)
+        elif damage == "flipped":
+            flip(next(second.glob("part-*")))
+        else:
+            second.rename(short_tmp / "aside")
+            first.rename(second)
+            (short_tmp / "aside").rename(first)
+        assert second.name in house.fails("verify", SERVER).all
+        for target in ("latest", f"before-gtid:{story.wrong}"):
+            refused = house.fails("restore", SERVER, "--to", target, "--datadir", str(short_tmp / "d")).all
+            assert story.refused in refused
+            assert story.refused or target != "latest" or any(name in refused for name in story.files[:2]), refused
+        assert not (short_tmp / "d").exists()
+        assert house.run("plan", SERVER, "--to", f"backup:{house.backups()[0]['id']}").code == 0
+    assert house.run("verify", SERVER).code == 0
 
 
 @pytest.mark.parametrize("stack", stacks(*whole(MYSQL_XTRABACKUP)))

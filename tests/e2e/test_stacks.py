@@ -107,10 +107,9 @@ def test_the_runbook_followed_word_for_word_gives_the_same_data(stack: Stack, st
     record = stacked.backup()
     runbook = stacked.manifest(record["id"]).with_name("RUNBOOK.md").read_text()
     script = "\n".join(re.findall(r"^```sh\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL))
-    folders = [str(Path(path).parent) for path in (*stack.programs().values(), *stack.replay())]
     datadir = stacked.base / "by-hand"
     environment = {
-        "PATH": ":".join([*dict.fromkeys(folders), "/usr/sbin:/usr/bin:/sbin:/bin"]), "LC_ALL": "C.UTF-8",
+        "PATH": stack.path(), "LC_ALL": "C.UTF-8",
         "HOME": "/nonexistent", "REPOSITORY": str(stacked.repository), "DATADIR": str(datadir),
         "GNUPGHOME": str(stacked.keys.secret_home)}
     done = subprocess.run(["sh", "-c", script], env=environment, cwd="/", text=True, check=False, capture_output=True)

@@ -30,8 +30,8 @@ from tests.binlog.streaming import (
     tool_of,
     until,
 )
-from tests.support.mysql import why_not
 from tests.support.server import Server
+from tests.support.stacks import MARIADB, MYSQL_CLONE, Stack, stacks
 
 _BUFFERING = """#!/usr/bin/python3
 # The program of before its flush: of what comes only whole blocks of 4 KiB are written, the rest at its end.
@@ -67,7 +67,7 @@ exec {real} "$@"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with make_server("mariadb") as running:
+    with make_server(MARIADB) as running:
         prepare(running)
         yield running
 
@@ -114,9 +114,9 @@ def test_a_program_that_holds_back_is_told_from_one_that_does_not_and_from_a_ser
     assert not list(tmp_path.glob("trial-*"))
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_the_mysqlbinlog_of_the_tests_holds_nothing_back(tmp_path: Path) -> None:
-    with make_server("mysql") as running:
+@pytest.mark.parametrize("stack", stacks(MYSQL_CLONE))
+def test_the_mysqlbinlog_of_the_tests_holds_nothing_back(stack: Stack, tmp_path: Path) -> None:
+    with make_server(stack) as running:
         prepare(running)
         found = tried(tool_of(running), through_socket(running), position(running), tmp_path, 77)
         assert found.holds is False, found

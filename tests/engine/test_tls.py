@@ -24,13 +24,13 @@ from backupd.model.server import Flavour
 from backupd.model.table import TableName
 from tests.binlog.streaming import PASSWORD, USER, Streaming, assert_identical, insert, make_server, prepare, tool_of
 from tests.engine.dumps import dump, wanted
-from tests.support.mysql import MySQLServer, beside, mysqld, why_not
+from tests.support.mysql import MySQLServer, beside
 from tests.support.places import give_to_database, short_directory
 from tests.support.server import Server
+from tests.support.stacks import MARIADB, MYSQL_CLONE, stacks
 
 NAME, OTHER = "127.0.0.1", "localhost"
 """The certificate is for the first; both lead to the server."""
-FLAVOURS = ["mariadb", pytest.param("mysql", marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _certificates(folder: Path) -> None:
         path.chmod(0o644)
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
+@pytest.fixture(scope="module", params=stacks(MARIADB, MYSQL_CLONE))
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
     with short_directory() as folder:
         _certificates(folder)
@@ -146,7 +146,7 @@ def test_dumps_verify_their_server(case: Case, short_tmp: Path, program: str) ->
     flavour = Flavour.MYSQL if isinstance(case.server, MySQLServer) else Flavour.MARIADB
     tool: DumpTool = mydumper_tool(flavour)
     if program == "client":
-        paths = {"mysqldump": beside(mysqld(), "mysqldump")} if flavour is Flavour.MYSQL else {}
+        paths = {"mysqldump": beside(case.server.program(), "mysqldump")} if flavour is Flavour.MYSQL else {}
         tool = client_dump_tool(flavour, paths=paths)
     table = wanted([TableName("shop", "t")])
 
@@ -160,7 +160,7 @@ def test_dumps_verify_their_server(case: Case, short_tmp: Path, program: str) ->
 
 
 def test_a_server_without_tls_is_refused_by_all_but_off() -> None:
-    with make_server("mariadb", skip_ssl=None) as server:
+    with make_server(MARIADB, skip_ssl=None) as server:
         prepare(server)
         for tls in (Tls.VERIFY_FULL, Tls.VERIFY_CA, Tls.REQUIRED):
             with pytest.raises(ServerError) as refused:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pymysql
 
@@ -29,6 +29,7 @@ from tests.support.server import (
     SERVICE_PASSWORD,
     SERVICE_USER,
     Server,
+    Words,
     quote_name,
 )
 
@@ -37,6 +38,10 @@ _UNKNOWN_USER = 1396
 _BOOTSTRAP = ("mysql_system_tables.sql", "mysql_system_tables_data.sql")
 """From 5.6 and before, whose servers cannot initialise themselves: what mysql_install_db feeds to the server."""
 _ONLY_ROOT = "DELETE FROM mysql.user WHERE User <> 'root' OR Host <> 'localhost';\nDELETE FROM mysql.db;\n"
+_EXECUTED = "@@GLOBAL.gtid_executed"
+_OLD_WORDS = Words(executed=_EXECUTED)
+_NEW_WORDS = Words("SHOW BINARY LOG STATUS", "RESET BINARY LOGS AND GTIDS", "REPLICA", "CHANGE REPLICATION SOURCE TO",
+                   "SOURCE", _EXECUTED)
 _INIT_OPTIONS = frozenset({"innodb_page_size", "innodb_data_file_path", "lower_case_table_names",
                            "innodb_undo_directory", "innodb_undo_tablespaces"})
 
@@ -93,9 +98,15 @@ class MySQLServer(Server):
         self.flavour, self.version = release_of(self._program)
         self.roles = self.version >= Version(8, 0)
         self.engines = {"Aria": "InnoDB"}
+        self.words = _NEW_WORDS if self.version >= Version(8, 2) else _OLD_WORDS
 
     def program(self) -> str:
         return self._program
+
+    def another(self, **options: Any) -> Self:
+        made = type(self)(mysqld_path=self._program, **options)
+        made.engines = self.engines
+        return made
 
     def make_datadir(self) -> None:
         shaping = {name: value for name, value in self.options.items() if name in _INIT_OPTIONS}

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
@@ -73,6 +74,19 @@ def option_text(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+@dataclass(frozen=True)
+class Words:
+    """Statements that got other words in MySQL 8.2 and before. ``source``: a prefix of CHANGE ... TO's options.
+    ``executed``: what tells the transactions that it has."""
+
+    log_status: str = "SHOW MASTER STATUS"
+    reset: str = "RESET MASTER"
+    replica: str = "SLAVE"
+    change: str = "CHANGE MASTER TO"
+    source: str = "MASTER"
+    executed: str = "@@gtid_binlog_pos"
+
+
 class Server:
     """One server for one test (or a session). A flavour says how it is made, started and spoken to.
 
@@ -87,6 +101,7 @@ class Server:
     roles = True
     engines: Mapping[str, str] = MappingProxyType({})
     """The engine to take instead of one that it does not have."""
+    words = Words()
 
     def __init__(
         self,
@@ -226,6 +241,10 @@ class Server:
         return self.error_log.read_text(errors="replace") if self.error_log.exists() else ""
 
     # --- what a flavour is
+
+    def another(self, **options: Any) -> Self:
+        """A new server of the same release that is not started yet."""
+        return type(self)(**options)
 
     def program(self) -> str:
         """Path of the server program."""

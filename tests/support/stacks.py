@@ -63,6 +63,11 @@ class Stack:
         mysqlbinlog, client = self.replay()
         return {**self.programs(), "mysqlbinlog": mysqlbinlog, "mysql": client}
 
+    def path(self) -> str:
+        """PATH for who works by hand: the folders of its programs before the system's."""
+        folders = [str(Path(path).parent) for path in (*self.programs().values(), *self.replay())]
+        return ":".join([*dict.fromkeys(folders), "/usr/sbin:/usr/bin:/sbin:/bin"])
+
     def version(self) -> Version:
         """Of its server. MariaDB's counts as what it can do: as the newest."""
         return Version(99, 0) if self.mariadb else mysql.release_of(self.programs()["mysqld"])[1]
@@ -71,26 +76,6 @@ class Stack:
         """The first release that is supported in full, which a refusal of more than backups, chains and restores of a
         backup must name; "" where nothing is refused."""
         return "" if self.version() >= _FULLY_SUPPORTED else str(_FULLY_SUPPORTED)
-
-    def words(self) -> Words:
-        """What its server calls things."""
-        return _NEW if not self.mariadb and self.version() >= Version(8, 2) else _OLD
-
-
-@dataclass(frozen=True)
-class Words:
-    """Statements that got other words in MySQL 8.2 and before. ``source``: a prefix of CHANGE ... TO's options."""
-
-    log_status: str
-    reset: str
-    replica: str
-    change: str
-    source: str
-
-
-_OLD = Words("SHOW MASTER STATUS", "RESET MASTER", "SLAVE", "CHANGE MASTER TO", "MASTER")
-_NEW = Words("SHOW BINARY LOG STATUS", "RESET BINARY LOGS AND GTIDS", "REPLICA", "CHANGE REPLICATION SOURCE TO",
-             "SOURCE")
 
 
 def _root_server(**options: Any) -> Server:

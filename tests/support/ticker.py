@@ -6,13 +6,13 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from tests.support.mariadb import PrivateServer, query
+from tests.support.server import Server, query
 
 
 class Ticker:
     """Writes to ``table`` (an AUTO_INCREMENT id, a text ``t``) while the block lasts; it has begun when that does."""
 
-    def __init__(self, server: PrivateServer, table: str) -> None:
+    def __init__(self, server: Server, table: str) -> None:
         self._server, self._table = server, table
         self._stop, self._began = threading.Event(), threading.Event()
         self._error: BaseException | None = None
