@@ -26,7 +26,7 @@ from tests.support.places import short_directory
 from tests.support.s3server import S3Server
 from tests.support.sample import checksum_everything
 from tests.support.server import Server
-from tests.support.stacks import MYSQL, Stack, stacks
+from tests.support.stacks import MARIADB, MYSQL, STACKS, Stack, stacks, whole
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 _PASSING = {"at", "now", "behind_seconds", "rpo_seconds", "achieved_rpo", "rpo_kept", "kept", "predicted_rto",
@@ -119,9 +119,11 @@ def followed(blocks: list[str], env: dict[str, str], base: Path, *, programs: st
 
 
 def drill(house: House, before: Before, keys: Keys, text: str, to: str, expected: dict[str, int],
-          server: Any, page: str = "") -> None:
-    """On a machine that has nothing: the text, the destination and the key. With backupd, and without it. ``page``: the
-    recovery page, as it was printed."""
+          stack: Stack = MARIADB, page: str = "") -> None:
+    """On a machine that has nothing but the database's programs: the text, the destination and the key. With backupd,
+    and without it. ``page``: the recovery page, as it was printed."""
+    database = f"{stack.path()}:"
+    programs = f"{Path(BACKUPD).parent}:{database}"
     with short_directory("bt-new-") as new, private_key(keys) as safe:
         if page:
             gpg(safe, "--import", stdin=page.encode())
@@ -130,16 +132,16 @@ def drill(house: House, before: Before, keys: Keys, text: str, to: str, expected
         blocks = [part.partition("\n```\n")[0] for part in text.split("\n```sh\n")[1:]]
         first, *between, restore, by_hand = blocks
         alone = {**settings, **before.env, "DATADIR": f"{datadir}-alone", "BASE": f"{base}-alone"}
-        done = followed([first, by_hand], alone, new, programs="")
+        done = followed([first, by_hand], alone, new, programs=database)
         assert f"is restored, to {to}" in done
-        with server(datadir=Path(alone["DATADIR"])) as restored:
+        with stack.make(datadir=Path(alone["DATADIR"])) as restored:
             assert sums(restored) == expected
-        followed([first, *between], {**settings, **before.env}, new)
+        followed([first, *between], {**settings, **before.env}, new, programs=programs)
         house.config = base / "backupd.yaml"
-        house.env |= before.env
+        house.env |= {**before.env, "PATH": programs + os.environ["PATH"]}
         assert same(shown(house), before.shown)  # before a restore makes known how fast this machine is
-        followed([first, between[-2], restore], {**settings, **before.env}, new)
-        with server(datadir=datadir) as restored:
+        followed([first, between[-2], restore], {**settings, **before.env}, new, programs=programs)
+        with stack.make(datadir=datadir) as restored:
             assert sums(restored) == expected
 
 
@@ -148,12 +150,13 @@ def base(short_tmp: Path) -> Path:
     return short_tmp
 
 
+@pytest.mark.parametrize("stack", stacks(*whole(*STACKS)))
 def test_from_a_folder_whose_manifests_are_signed_a_moment_between_two_backups_comes_back(
-        base: Path, keys: Keys) -> None:
-    with PrivateServer() as server, signer(keys) as (home, key):
+        stack: Stack, base: Path, keys: Keys) -> None:
+    with stack.make() as server, signer(keys) as (home, key):
         server.create_backup_users()
         sample.create(server)
-        house = House(base, server, keys, policy_extra="signed: true\n")
+        house = House(base, server, keys, policy_extra="signed: true\n", programs=stack.all_programs())
         house.write(encryption_home=home)
         house.config.write_text(house.config.read_text().replace(
             "recipients: [", f"signing_key: {key}, recipients: ["))
@@ -169,7 +172,7 @@ def test_from_a_folder_whose_manifests_are_signed_a_moment_between_two_backups_c
         for path in base.iterdir():  # catalog, spool, configuration: all of it burns
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         before.env.update(REPOSITORY=str(kept), SIGNER=key)
-        drill(house, before, keys, text, format_time(before.moment), before.then, PrivateServer, page)
+        drill(house, before, keys, text, format_time(before.moment), before.then, stack, page)
     finally:
         shutil.rmtree(kept)
 
@@ -194,7 +197,7 @@ def test_from_a_bucket_a_moment_after_the_last_backup_comes_back_with_backupd_an
          "s3://disaster/prod/RECOVER.md", "-"],
         env={**os.environ, **before.env}, capture_output=True, text=True,
         check=True).stdout
-    drill(house, before, keys, text, format_time(before.moment), before.then, PrivateServer)
+    drill(house, before, keys, text, format_time(before.moment), before.then)
 
 
 @pytest.mark.parametrize("stack", stacks(*MYSQL))

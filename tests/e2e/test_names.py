@@ -11,23 +11,25 @@ from tests.support.dice import SOAK, size
 from tests.support.keys import Keys
 from tests.support.mariadb import PrivateServer
 from tests.support.sample import checksum_everything, create_hostile_names, create_many_tables
+from tests.support.stacks import STACKS, Stack, stacks
 
 
-def test_hostile_names_survive_backup_restore_and_proof(short_tmp: Path, keys: Keys) -> None:
-    with PrivateServer() as server:
+@pytest.mark.parametrize("stack", stacks(*STACKS))
+def test_hostile_names_survive_backup_restore_and_proof(stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    with stack.make() as server:
         server.create_backup_users()
         names = create_hostile_names(server)
         with server.connect() as connection:
             expected = checksum_everything(connection)
         assert len(expected) >= len(names)
-        house = House(short_tmp, server, keys)
+        house = House(short_tmp, server, keys, programs=stack.all_programs())
         record = house.backup()
         assert house.ok("test-restore", SERVER)["outcome"] == "proved"
         house.restore(short_tmp / "restored")
         assert all(len(path.name.encode()) <= 255 for path in house.tree(record["id"]))
         assert house.fsck() == []
     assert sorted(path.name for path in short_tmp.iterdir() if path.name in ("etc", "up")) == []
-    with PrivateServer(datadir=short_tmp / "restored") as restored, restored.connect() as connection:
+    with stack.make(datadir=short_tmp / "restored") as restored, restored.connect() as connection:
         assert checksum_everything(connection) == expected
 
 

@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 
 from storage.filesystem import FilesystemDestination
+from tests.e2e.forked import POLICY_EXTRA, begun
 from tests.e2e.house import LONGEST, SERVER, House
 from tests.e2e.service import stop
 from tests.e2e.test_deletion import age, present
+from tests.support.keys import Keys
+from tests.support.stacks import STACKS, Stack, stacks, whole
 from tests.transfer.stock import Stock
 
 
@@ -132,6 +135,33 @@ def test_an_increment_keeps_its_full_backup_and_both_go_and_come_back_together(h
     house.ok("retention", SERVER, "--apply")
     assert present(house) == {other}
     assert house.fsck() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
+@pytest.mark.parametrize("stack", stacks(*whole(*STACKS)))
+def test_a_chain_goes_with_the_logs_that_only_it_needs_and_the_newest_backup_reaches_the_latest_moment(
+        stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    with begun(stack, short_tmp, keys) as source:
+        house = source.house
+        old = [house.backup()["id"]]
+        source.write("one", first="FLUSH BINARY LOGS")
+        old.append(house.ok("backup", SERVER, "--kind", "incremental")["id"])
+        source.write("two", first="FLUSH BINARY LOGS")
+        source.stream()
+        newest = house.backup()
+        source.write("three", first="FLUSH BINARY LOGS")
+        source.stream()
+        house.policy_extra = POLICY_EXTRA + "retention: {local: {keep_fulls: 1}}\n"
+        house.write()
+        assert expired(house, "--apply") == set(old)
+        for name in old:
+            age(house, name)
+        house.ok("retention", SERVER, "--apply")
+        assert present(house) == {newest["id"]}
+        first = min(path.name for path in (house.repository / "binlogs" / SERVER).glob("*/*-*"))
+        assert first.startswith(f"{int(newest['position']['file'][-6:]):010d}-")
+        source.is_restored("latest", "three")
+        assert house.fsck() == []
 
 
 @pytest.fixture

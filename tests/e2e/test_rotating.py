@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from restore.logs import fetch_logs
 from tests.e2e.archived import wired
 from tests.e2e.house import SERVER, House
 from tests.e2e.service import ONCE_A_YEAR
-from tests.support.mariadb import PrivateServer
+from tests.support import sample
+from tests.support.keys import Keys
 from tests.support.sample import checksum_everything
+from tests.support.stacks import MYSQL_CLONE, STACKS, Stack, stacks, whole
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
@@ -34,9 +37,18 @@ def archive(house: House) -> None:
     assert house.run("run-stream", SERVER, "--once").code == 0
 
 
+@pytest.fixture(params=stacks(*whole(*STACKS), soak=(MYSQL_CLONE,)))
+def house(request: pytest.FixtureRequest, short_tmp: Path, keys: Keys) -> Iterator[House]:
+    stack: Stack = request.param
+    with stack.make() as server:
+        server.create_backup_users()
+        sample.create(server)
+        yield House(short_tmp, server, keys, programs=stack.all_programs())
+
+
 def test_a_log_that_rotates_during_the_first_backup_and_under_a_plan_is_replayed_to_its_end(
-        own_house: House, short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    house, server = own_house, own_house.server
+        house: House, short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = house.server
     (house.base / "policies" / "gold.yaml").write_text(POLICY)
     stop = threading.Event()
 
@@ -84,7 +96,7 @@ def test_a_log_that_rotates_during_the_first_backup_and_under_a_plan_is_replayed
         monkeypatch.setenv(name, value)
     with wired(house) as wiring:
         Foreground(wiring, Actor("test", Role.ADMIN, Via.CLI)).restore(SERVER, "latest", short_tmp / "d", False, silent)
-    with PrivateServer(datadir=short_tmp / "d") as restored, restored.connect() as connection:
+    with server.another(datadir=short_tmp / "d") as restored, restored.connect() as connection:
         assert checksum_everything(connection) == wanted
 
 

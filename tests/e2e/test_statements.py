@@ -20,6 +20,7 @@ from tests.support.ending import end
 from tests.support.keys import Keys
 from tests.support.mariadb import SERVICE_USER, PrivateServer
 from tests.support.server import connect, query
+from tests.support.stacks import MYSQL, Stack, stacks, whole
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 MADE = "CREATE TEMPORARY TABLE IF NOT EXISTS shop.passing (word VARCHAR(20))"
@@ -86,6 +87,26 @@ def test_statements_over_a_temporary_table_from_before_the_backup_are_refused_in
         assert (f"would end at {older['ends']}, and something later may exist, up to {older['known'][:17]}"
                 in told["problem"]["message"])
         assert told["outcome"]["warnings"][0].startswith("this is not the newest: it ends at ")
+
+
+@pytest.mark.parametrize("stack", stacks(*whole(*MYSQL)))
+def test_mysqls_statements_over_a_temporary_table_from_before_the_backup_are_refused_in_the_plan(
+        stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    with stack.make(options={"binlog_format": "STATEMENT"}) as server, server.connect() as session:
+        server.create_backup_users()
+        server.execute("CREATE DATABASE shop", "CREATE TABLE shop.kept (id INT PRIMARY KEY AUTO_INCREMENT, "
+                       "word VARCHAR(20))")
+        house = House(short_tmp, server, keys, policy_extra=POLICY_EXTRA, programs=stack.all_programs())
+        with session.cursor() as cursor:
+            cursor.execute(MADE)
+            cursor.execute("INSERT INTO shop.passing VALUES ('one'), ('two')")
+            house.backup()
+            cursor.execute(KEPT)
+        _stream(house)
+        for command in (("plan",), ("restore", "--datadir", str(short_tmp / "d"))):
+            said = house.fails(command[0], SERVER, "--to", "latest", *command[1:]).all
+            assert "uses the temporary table passing, which was open at the position of backup 20" in said
+        assert not (short_tmp / "d").exists()
 
 
 def _asked_by_rest(house: House, datadir: Path, option: str, *, refused: str) -> dict[str, Any]:
