@@ -14,9 +14,9 @@ from pathlib import Path
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.engine.census import CLONE, system_files
 from backupd.engine.client import Session
-from backupd.engine.livedata import reader_of, survey
+from backupd.engine.livedata import closed_links, is_folder, reader_of, survey
 from backupd.model.errors import RefusedError
-from backupd.model.server import ServerInfo
+from backupd.model.server import Flavour, ServerInfo
 from backupd.process.otherfolders import open_plain, powers_of
 
 _PROXIES = ("proxysql", "maxscale", "mysql-router", "mysqlrouter", "haproxy", "vitess")
@@ -51,10 +51,19 @@ def examine_owners(session: Session, info: ServerInfo, tool: str) -> Iterator[Fi
         return  # which is told
     try:
         with powers_of(reader_of(datadir, session)):
-            if tool != CLONE:  # the server copies itself, and follows none
-                survey(datadir).refuse()
+            if tool == CLONE:  # the server copies itself, and follows none
+                return
+            found = survey(datadir)
+            found.refuse()
+            closed = closed_links(found) if info.flavour is Flavour.MARIADB else ()
     except RefusedError as problem:
         yield from_error("datadir", problem)
+        return
+    if closed:
+        yield error("datadir", f"tables there have a DATA DIRECTORY: {tool} opens their .isl files as if to write, and "
+                               f"cannot do that in {', '.join(closed[:5])}{' and others' if len(closed) > 5 else ''}",
+                    "where the unit protects that folder: name it in ReadWritePaths= (systemctl edit backupd); a "
+                    "service that is not root needs rwX there, not rX")
 
 
 def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
@@ -84,7 +93,7 @@ def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
 def _files(info: ServerInfo) -> Iterator[Finding]:
     datadir = Path(info.datadir)
     hint = "run backupd as root or as the database's own user"
-    if not datadir.is_dir():
+    if not is_folder(datadir):
         reason = "is not on this host" if not os.path.lexists(datadir) else "cannot be entered"
         yield error(
             "datadir",

@@ -79,8 +79,8 @@ def reader_of(datadir: Path, session: Session) -> str | None:
     else than the process that answers: a server may name any folder."""
     try:
         found = datadir.stat()
-    except OSError as error:
-        raise RefusedError(f"the server's data directory {datadir} cannot be read: {error.strerror}",
+    except (OSError, ValueError) as error:  # a NUL in its name
+        raise RefusedError(f"the server's data directory {str(datadir)!r} cannot be read: {error}",
                            hint="the tool must run on the server's host, as a user who may read its datadir") from error
     if os.geteuid() != 0:
         return None
@@ -167,6 +167,11 @@ def _survey(datadir: Path, owner: os.stat_result) -> Survey:
         linking |= {Path(entry.path) for file in files if file.name.endswith(_LINK)}
     named = tuple(name for name in empty if len(name.split()) == 1)  # others the tools cannot be told of
     return Survey(datadir, tuple(foreign), frozenset(targets), frozenset(linking), named)
+
+
+def closed_links(found: Survey) -> tuple[str, ...]:
+    """Folders with files that name tablespaces elsewhere, and in which nothing can be written: MariaDB's tool fails."""
+    return tuple(str(folder) for folder in sorted(found.linking) if not os.access(folder, os.W_OK, effective_ids=True))
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -256,10 +261,18 @@ def _named(session: Session, variables: Mapping[str, str]) -> Iterator[Path]:
             yield place
 
 
+def is_folder(path: Path) -> bool:
+    """Can we come to it, and is it one? A server may name anything, and the way there may be closed to us."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _within_reach(reader: str | None, paths: Iterable[Path]) -> tuple[Path, ...]:
     """Folders, or files, of those ``paths`` that the reader comes to himself: what he does not, nobody brings him to by
     naming it."""
-    shown = {path if path.is_dir() or path.parent in _SHARED else path.parent for path in paths}
+    shown = {path if is_folder(path) or path.parent in _SHARED else path.parent for path in paths}
     shown = {path for path in shown if path not in _SHARED}
     if not shown:
         return ()

@@ -60,7 +60,11 @@ def examine(session: Session, *, tolerant: bool = False) -> Probed:
     and listed in ``denied``; otherwise it raises ServerError."""
     variables = {str(name).lower(): str(value) for name, value in session.query("SHOW GLOBAL VARIABLES", shown=True)}
     flavour = flavour_of(variables.get("version", ""), variables.get("version_comment", ""))
-    version = Version.parse(variables["version"])
+    try:
+        version = Version.parse(variables.get("version", ""))
+    except ValueError as error:
+        raise ServerError(f"what answers at {session.connection.address} is no server that is known here",
+                          detail=f"its version: {error}") from error
     dialect = dialect_of(flavour, version)
     denied: list[str] = []
     log = next(iter(_records(session, dialect.binlog_status, denied, tolerant=tolerant)), {})

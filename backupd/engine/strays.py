@@ -34,7 +34,7 @@ def remove_strays(session: Session, schema: str) -> tuple[Path, ...]:
         "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", schema)}
     gone = not session.query("SELECT 1 FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s", schema)
     left = []
-    with contextlib.suppress(OSError), as_its_owner(datadir):  # who may not look there has put nothing there
+    with contextlib.suppress(OSError, ValueError), as_its_owner(datadir):  # who may not look there put nothing there
         for folder in [one for one in datadir.iterdir() if decode_file_name(one.name) == schema]:
             for file in _strays(folder, known):
                 try:

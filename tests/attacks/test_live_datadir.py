@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -24,10 +26,12 @@ from backupd.engine.probe import probe
 from backupd.engine.receipts import XTRABACKUP
 from backupd.engine.sandbox import is_available
 from backupd.model.errors import RefusedError, ToolError
+from backupd.process.otherfolders import powers_of
 from tests.attacks.evil_library import MARK, evil_library
 from tests.engine.backups import Taken, connection_to, take, the_tool
 from tests.support.mariadb import PrivateServer
 from tests.support.places import runs_as_root
+from tests.support.unit import confined
 
 pytestmark = pytest.mark.skipif(not runs_as_root(), reason="only root can be another user than the database's")
 
@@ -262,3 +266,78 @@ def test_what_belongs_to_a_server_is_taken_from_wherever_it_is(server: PrivateSe
     assert {"linked/t.ibd", "linked/m.MYD", "shop/far.ibd", "shop/far.isl", "shop/old.MYD", "shop/old.MYI",
             "shop/db.opt", "lost@002bfound/t.ibd"} <= taken.sizes.keys()
     assert "shadow" not in "".join(taken.sizes)
+
+
+# -- less power than root has
+
+TAKING = """
+import json, os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from backupd.backup.location import examine_owners
+from backupd.engine.probe import probe
+from backupd.model.errors import BackupdError
+from tests.engine.backups import connection_to, take
+os.umask(0o022)
+server = SimpleNamespace(socket=sys.argv[1])
+connection = connection_to(server)
+with connection.connect() as session:
+    found = [finding.message for finding in examine_owners(session, probe(connection), "mariadb-backup")]
+try:
+    told = sorted(take(server, Path(sys.argv[2])).sizes)
+except BackupdError as error:
+    told = error.hint
+print(json.dumps([found, told]))
+"""
+
+
+def _taken_under(words: Sequence[str], server: PrivateServer, base: Path) -> tuple[list[str], str]:
+    """What is found before a backup, and what comes of it."""
+    env = {**os.environ, "BACKUPD_RUNTIME": str(base / "run/backupd")}
+    done = subprocess.run([*words, sys.executable, "-c", TAKING, str(server.socket), str(base / "var/lib/backupd/b")],
+                          env=env, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, check=True)
+    found, told = json.loads(done.stdout)
+    return found, str(told)
+
+
+@pytest.fixture
+def far(server: PrivateServer, short_tmp: Path) -> Iterator[Path]:
+    """The schema's folder of a table with a DATA DIRECTORY."""
+    (short_tmp / "far").mkdir()
+    shutil.chown(short_tmp / "far", "mysql", "mysql")
+    server.execute("CREATE DATABASE elsewhere",
+                   f"CREATE TABLE elsewhere.t (i INT PRIMARY KEY) DATA DIRECTORY='{short_tmp}/far'")
+    yield server.datadir / "elsewhere"
+    server.execute("DROP DATABASE elsewhere")
+
+
+@pytest.mark.skipif(not is_available(), reason="bubblewrap cannot confine anything on this host")
+def test_tables_elsewhere_need_a_folder_more_under_the_unit(server: PrivateServer, far: Path, short_tmp: Path) -> None:
+    for number, named in enumerate(((), ("--bind", str(far), str(far)))):
+        base = short_tmp / f"unit{number}"
+        base.mkdir(mode=0o711)
+        words = confined(base)
+        at = words.index("--chdir")
+        words = [*words[:at], *named, "--chdir", str(Path(__file__).parents[2]), *words[at + 2:]]
+        found, told = _taken_under(words, server, base)
+        if named:
+            assert found == []
+            assert "elsewhere/t.isl" in told
+        else:
+            assert "ReadWritePaths=" in told
+            assert [str(far) in finding and "DATA DIRECTORY" in finding for finding in found] == [True]
+
+
+def test_a_schema_that_the_service_cannot_enter_is_no_empty_one(server: PrivateServer) -> None:
+    """MariaDB makes folders for itself alone: with an ACL that is to be inherited, too, its mask leaves nothing."""
+    subprocess.run(["setfacl", "-R", "-m", "u:nobody:rX", server.datadir], check=True)
+    subprocess.run(["setfacl", "-R", "-d", "-m", "u:nobody:rX", server.datadir], check=True)
+    try:
+        with powers_of("nobody"):
+            survey(server.datadir).refuse()
+        server.execute("CREATE DATABASE later", "CREATE TABLE later.t (i INT PRIMARY KEY)")
+        with powers_of("nobody"), pytest.raises(RefusedError, match="cannot be read"):
+            survey(server.datadir)
+    finally:
+        server.execute("DROP DATABASE IF EXISTS later")
+        subprocess.run(["setfacl", "-R", "-b", server.datadir], check=True)

@@ -53,8 +53,18 @@ def as_the_unit(_house: House, _server: PrivateServer, unit: Sequence[str]) -> S
 
 
 def as_a_user(house: House, server: PrivateServer, _unit: Sequence[str]) -> Sequence[str]:
-    group = str(server.datadir.stat().st_gid)
     subprocess.run(["chmod", "-R", "g+rX", server.datadir], check=True)
+    return _as_other(house, server, "--groups", str(server.datadir.stat().st_gid))
+
+
+def as_a_user_by_acl(house: House, server: PrivateServer, _unit: Sequence[str]) -> Sequence[str]:
+    subprocess.run(["chmod", "-R", "g-rwx", server.datadir], check=True)
+    for way in ((), ("-d",)):
+        subprocess.run(["setfacl", "-R", *way, "-m", f"u:{OTHER}:rX", server.datadir], check=True)
+    return _as_other(house, server, "--clear-groups")
+
+
+def _as_other(house: House, server: PrivateServer, *groups: str) -> Sequence[str]:
     for path in (house.base, server.client_file(SERVICE_USER, SERVICE_PASSWORD)):
         subprocess.run(["chown", "-R", "-h", f"{OTHER}:{OTHER_GROUP}", path], check=True)
     house.config.write_text(house.config.read_text().replace("policy: gold}", f"policy: gold, owner: {OTHER}}}"))
@@ -67,7 +77,7 @@ def as_a_user(house: House, server: PrivateServer, _unit: Sequence[str]) -> Sequ
         mounts.append(f"mount --rbind {path} {here / path.relative_to(home)}")
     opened = " && ".join([*mounts, *([f"mount --rbind {here} {home}"] if mounts else []), 'exec "$@"'])
     return ("unshare", "--mount", "--", "sh", "-c", opened, "sh", "setpriv", "--reuid", OTHER, "--regid", OTHER_GROUP,
-            "--groups", group, "--inh-caps", "-all", "--bounding-set", "-all", "--no-new-privs")
+            *groups, "--inh-caps", "-all", "--bounding-set", "-all", "--no-new-privs")
 
 
 def in_a_container(house: House, _server: PrivateServer, _unit: Sequence[str]) -> Sequence[str]:
@@ -94,6 +104,7 @@ def server() -> Iterator[PrivateServer]:
     pytest.param(as_root, (f"run as {worker() or ''}", "a user namespace confines"), marks=SOAK),
     (as_the_unit, (f"run as {worker() or ''}", "a user namespace confines")),
     (as_a_user, (f"run as {OTHER}, as backupd itself", "a user namespace confines")),
+    pytest.param(as_a_user_by_acl, (f"run as {OTHER}, as backupd itself", "a user namespace confines"), marks=SOAK),
     (in_a_container, (f"run as {worker() or ''}", "nothing confines", "docs/installing.md")),
 ])
 def test_a_days_work(powers: Powers, said: Sequence[str], server: PrivateServer, keys: Keys) -> None:
