@@ -53,7 +53,7 @@ def _confinement(name: str, found: tuple[Way, ...], why: str, kernel: Path) -> F
     hint = "apt-get install bubblewrap" if "bwrap" in why and "missing" in why else switched[0] if switched else (
         "let this container or service make user namespaces, where that is wanted")
     return warning("confinement", f"nothing confines programs that work on backups: they run as {name} and reach what "
-                                  f"that user reaches, the network and each other included ({why})",
+                                  f"that user reaches, the network included, and each other ({why})",
                    f"{hint}; {_GUIDE}")
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from backupd.engine.client import Session, is_denied
 from backupd.model.errors import ServerError
 from backupd.model.server import Flavour, Position, Role, ServerInfo
-from backupd.process.otherfolders import open_plain
+from backupd.process.otherfolders import as_its_owner, open_plain
 
 _LSN_VARIABLES = ("Innodb_lsn_current", "Innodb_redo_log_current_lsn")
 """MariaDB and Percona Server; MySQL from 8.0.30 on."""
@@ -68,7 +68,9 @@ def log_digest(info: ServerInfo, position: Position) -> str:
     """SHA-256 of the binary log right before ``position``, and of the file's beginning. Raises OSError when it cannot
     be read, ValueError when it does not go so far."""
     path = Path(info.variables.get("log_bin_basename", "")).parent / position.file
-    with open(open_plain(path, follow=True), "rb") as file:  # noqa: PTH123 - a descriptor has no path
+    with as_its_owner(Path(info.datadir)):
+        opened = open_plain(path, follow=True)
+    with open(opened, "rb") as file:  # noqa: PTH123 - a descriptor has no path
         head = bytearray(file.read(min(_HEAD, position.pos)))
         begin = max(position.pos - _TAIL, len(head))
         file.seek(begin)

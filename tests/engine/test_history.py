@@ -86,7 +86,7 @@ def test_what_came_by_replication_once_needs_not_be_in_the_servers_own_log(serve
 
 
 def test_the_binary_log_before_a_position_stays_what_it_was_until_it_is_of_another_life(
-    server: PrivateServer, tmp_path: Path
+    server: PrivateServer, short_tmp: Path
 ) -> None:
     connection = Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD)
     server.execute("FLUSH BINARY LOGS", "INSERT INTO d.t VALUES (900)")
@@ -101,11 +101,11 @@ def test_the_binary_log_before_a_position_stays_what_it_was_until_it_is_of_anoth
     assert missing_evidence(info, before, digest, b"key") == "", "that it is closed now is no difference"
     original = server.datadir / before.file
     content = bytearray(original.read_bytes())
-    elsewhere = replace(info, variables={**info.variables, "log_bin_basename": str(tmp_path / "binlog")})
+    elsewhere = replace(info, variables={**info.variables, "log_bin_basename": str(short_tmp / "binlog")})
     for place, same in ((before.pos, True), (before.pos - 1, False), (4 + 1, False)):
-        (tmp_path / before.file).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1:])
+        (short_tmp / before.file).write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1:])
         assert (missing_evidence(elsewhere, before, digest, b"key") == "") is same, place
-    (tmp_path / before.file).write_bytes(content[: before.pos - 1])
+    (short_tmp / before.file).write_bytes(content[: before.pos - 1])
     assert "began again" in missing_evidence(elsewhere, before, digest, b"key")
     server.execute(f"PURGE BINARY LOGS TO '{here(server).file}'")
     assert "cannot be read (No such file" in missing_evidence(info, before, digest, b"key")
