@@ -10,7 +10,8 @@ from threading import Event
 from backupd.engine.backupcnf import known_options, write_known
 from backupd.engine.keyfiles import handed, named
 from backupd.engine.physical import LeftOut, PhysicalTool, nothing
-from backupd.engine.preparation import innodb_place
+from backupd.engine.preparation import innodb_place, why_unprepared, without_left_out
+from backupd.model.errors import ToolError
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Position, Receipts
 from backupd.process.run import run
@@ -35,9 +36,9 @@ def prepare(
 
     ``receipts``: of the last backup applied; ``memory`` in bytes; ``logs``: folder that keeps each step's
     whole stderr (0600); ``left_out``: is such a file (path in a data directory) missing on purpose? ``key_files``: of
-    the configuration. Raises ToolError when a step fails or did not get as far as it had to, DamagedError when files
-    are missing, RefusedError for key files of others, CancelledError. After an error the files have to be fetched
-    again.
+    the configuration. Raises ToolError when a step fails, UnrestorableError where it could not make data of the backup
+    or did not get as far as it had to, DamagedError when files are missing, RefusedError for key files of others,
+    CancelledError. After an error the files have to be fetched again.
     """
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     steps = tool.prepare(base, increments, memory=memory)
@@ -57,13 +58,20 @@ def prepare(
                 for folder in (base, *increments):
                     refuse_links(folder)  # of a program that worked on what may be forged
                 step.before()
-            run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
-            told.append(log.read_text(encoding="utf-8", errors="replace"))
+            try:
+                run(step.command, log=log, on_stderr=_teller(report, number, len(steps)), cancel=cancel)
+            except ToolError as error:
+                raise why_unprepared(error, without_left_out(_text(log), left_out)) from error
+            told.append(_text(log))
     if steps:
         write_known(base, named(known, key_files))
     refuse_links(base)
     tool.verify_prepared(base, receipts, told, left_out=left_out)
     return innodb_place(told)
+
+
+def _text(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
 
 
 def _teller(report: Report, number: int, total: int) -> Callable[[str], None]:

@@ -35,7 +35,7 @@ from backupd.engine.preparation import (
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.streaming import StreamingCapture, StreamingTool
 from backupd.engine.xbstream import Dialect
-from backupd.model.errors import OTHER_BACKUP, ToolError
+from backupd.model.errors import OTHER_BACKUP, ToolError, UnrestorableError
 from backupd.model.server import Receipts, Tool
 
 REDO = "ib_logfile0"
@@ -119,9 +119,9 @@ class MariaBackup:
         reached = reached_lsn(base)
         if reached < receipts.last_lsn:
             name = self._tool.name
-            raise ToolError(
+            raise UnrestorableError(
                 f"{name} applied the redo log up to {reached} only; the backup goes to {receipts.last_lsn}",
-                detail=f"{receipts.last_lsn - reached} bytes of redo in {base / REDO} could not be read",
+                [f"{receipts.last_lsn - reached} bytes of redo in {base / REDO} could not be read"],
                 hint=f"the redo log of this backup is damaged: {OTHER_BACKUP}",
             )
 

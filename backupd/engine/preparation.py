@@ -10,7 +10,7 @@ from backupd.engine.physical import LeftOut, PrepareStep
 from backupd.engine.receipts import BACKUP_CNF, read_receipts
 from backupd.engine.sandbox import can_confine, confine, worker
 from backupd.engine.streaming import COMPLETED, LEFT_OPEN
-from backupd.model.errors import OTHER_BACKUP, DamagedError, StreamError, ToolError
+from backupd.model.errors import OTHER_BACKUP, BackupdError, DamagedError, StreamError, ToolError, UnrestorableError
 from backupd.model.server import Position, Receipts, Tool
 from backupd.process.command import Command
 
@@ -81,7 +81,7 @@ def _misses(line: str, left_out: LeftOut) -> bool:
 
 def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[str]) -> None:
     """Did every step of a prepare end well by its own words? ``silent``: texts that tell of trouble over which the
-    tool still says "completed OK!". Raises ToolError."""
+    tool still says "completed OK!". Raises ToolError, UnrestorableError."""
     for log in logs:
         lines = [line for line in log.splitlines() if line.strip() and not LEFT_OPEN.search(line)]
         if not lines or not lines[-1].rstrip().endswith(COMPLETED):
@@ -89,9 +89,24 @@ def check_logs(tool: Tool, base: Path, logs: Sequence[str], *, silent: Sequence[
             raise ToolError(f"{tool.name} did not end its work on {base} with {COMPLETED!r}", detail=tail)
         bad = [line for line in lines if any(mark in line for mark in silent)]
         if bad:
-            raise ToolError(
-                f"{tool.name} prepared {base}, but not completely", detail="\n".join(bad[:20]), hint=OTHER_BACKUP
-            )
+            raise UnrestorableError(f"{tool.name} prepared {base}, but not completely", bad[:20], hint=OTHER_BACKUP)
+
+
+_BAD_DATA = re.compile(r"corrupt|Can't rename|was not found at|may be crashed", re.IGNORECASE)
+_ELSEWHERE = re.compile(
+    "No space left|errno: 28|allocate|out of memory|Too many open files|Permission denied|crypt|plugin", re.IGNORECASE)
+"""Of a full disk, too little memory, missing rights; without its keys encrypted data looks corrupted, too."""
+_COPIED = re.compile(r"\b(?:Copying|Renaming|Removing|Applying) ")
+
+
+def why_unprepared(error: ToolError, log: str) -> BackupdError:
+    """What ``error``, with which a prepare ended, comes to by what the tool has said: UnrestorableError where its data
+    was bad, ``error`` itself where something else may have been in the way."""
+    lines = [line for line in log.splitlines() if not _COPIED.search(line)]
+    bad = [line for line in lines if _BAD_DATA.search(line)]
+    if not bad or any(map(_ELSEWHERE.search, lines)):
+        return error
+    return UnrestorableError(error.message, [*bad[:20], *error.detail.splitlines()], hint=OTHER_BACKUP)
 
 
 _LAST_BINLOG = re.compile(

@@ -38,7 +38,7 @@ from backupd.engine.preparation import (
 from backupd.engine.receipts import BACKUP_CNF, ReceiptNames, read_receipts
 from backupd.engine.streaming import StreamingCapture, StreamingTool
 from backupd.engine.xbstream import Dialect
-from backupd.model.errors import OTHER_BACKUP, RefusedError, ToolError
+from backupd.model.errors import OTHER_BACKUP, RefusedError, ToolError, UnrestorableError
 from backupd.model.server import Receipts, ServerInfo, Tool, Version
 from backupd.process.command import Command
 from backupd.process.run import run
@@ -214,9 +214,9 @@ class XtraBackup:
             )
         reached = int(told[-1])
         if reached < receipts.last_lsn:
-            raise ToolError(
+            raise UnrestorableError(
                 f"{self._tool.name} applied the redo log up to {reached} only; the backup goes to {receipts.last_lsn}",
-                detail=f"{receipts.last_lsn - reached} bytes of redo in {base / REDO} could not be read",
+                [f"{receipts.last_lsn - reached} bytes of redo in {base / REDO} could not be read"],
                 hint=f"the redo log of this backup is damaged: {OTHER_BACKUP}",
             )
 

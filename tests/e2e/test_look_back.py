@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backupd.app import lookback, proving
-from backupd.app.actions import perform
+from backupd.app.actions import of_proof, perform
 from backupd.app.proofkeeping import keep_proofs
 from backupd.app.restores import restore
 from backupd.app.run import JobRun, Result
@@ -18,7 +18,7 @@ from backupd.app.settings import load_settings
 from backupd.app.verification import verify
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog, upgrade
-from backupd.model.errors import UnrestorableError
+from backupd.model.errors import BackupdError, ToolError, UnrestorableError
 from backupd.model.ids import new_id
 from backupd.model.inventory import BaseTable
 from backupd.model.job import JobKind, JobRecord, JobState
@@ -29,7 +29,7 @@ from backupd.recovery.chains import restorable
 from backupd.transfer import proofdoc
 from backupd.transfer.manifestio import load_body
 from backupd.transfer.seal import Sealer
-from restore import sources
+from restore import build, sources
 from restore.checks import DEFINITIONS
 from tests.e2e.house import SERVER, House
 from tests.support.keys import Keys
@@ -131,9 +131,22 @@ def lacking(body: Body) -> Body:
 
 
 def test_a_doubtful_backup_is_promised_by_nobody_until_a_test_restore_worked(
-        wiring: Wiring) -> None:
+        wiring: Wiring, monkeypatch: pytest.MonkeyPatch) -> None:
     backup_id = run(wiring, JobKind.FULL).id
     wiring.catalog.backups.set_missing(backup_id, (), "it may not be prepared")
     assert restorable(wiring.catalog.backups.list(SERVER)) == ()
     assert proving.test_restore(wiring, SERVER, f"backup:{backup_id}", silent).is_good
     assert [one.id for one in restorable(wiring.catalog.backups.list(SERVER))] == [backup_id]
+
+    def fails(error: BackupdError) -> tuple[str, str]:
+        def prepare(*_: Any, **_more: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(build, "prepare", prepare)
+        proof = proving.test_restore(wiring, SERVER, f"backup:{backup_id}", silent)
+        return proof.outcome, str(of_proof(proof).problem)
+
+    outcome, said = fails(ToolError("the disk is full"))
+    assert (outcome, "which says nothing about the backup" in said) == ("undecided", True)
+    outcome, said = fails(UnrestorableError("mariadb-backup exited with 1", ["page 4 is corrupted"]))
+    assert (outcome, "page 4 is corrupted" in said, "says nothing" in said) == ("failed", True, False)

@@ -19,7 +19,7 @@ from backupd.engine.physical import CaptureRequest, Data, End, FileEvent, verify
 from backupd.engine.receipts import XTRABACKUP, read_receipts
 from backupd.engine.sandbox import DATABASE_USER, worker
 from backupd.engine.toolset import find_tool
-from backupd.model.errors import BackupdError, DamagedError, ServerError, StreamError, ToolError
+from backupd.model.errors import BackupdError, DamagedError, ServerError, StreamError, ToolError, UnrestorableError
 from backupd.model.progress import silent
 from backupd.process.run import run
 from restore.prepare import prepare as prepare_to_restore
@@ -318,7 +318,7 @@ class TestPrepare:
         assert any(line.startswith("shop/orders.ibd is missing") for line in caught.value.damages)
         assert any(line.startswith("shop/notes.MYD has 5 bytes") for line in caught.value.damages)
         assert any(line.startswith("extra does not belong") for line in caught.value.damages)
-        with pytest.raises(ToolError, match="not completely"):
+        with pytest.raises(UnrestorableError, match="not completely"):
             the_tool().verify_prepared(lively.base, lively.receipts, prepare(lively.base))
 
     def test_redo_of_a_folder_without_redo_is_an_error(self, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from backupd.engine.filenames import decode_file_name
-from backupd.engine.preparation import without_left_out
+from backupd.engine.preparation import why_unprepared, without_left_out
 from backupd.engine.tablefiles import (
     absent,
     fulltext_id,
@@ -20,6 +20,7 @@ from backupd.engine.tablefiles import (
     stem_of,
     table_of,
 )
+from backupd.model.errors import ToolError, UnrestorableError
 from backupd.model.inventory import BaseTable
 from backupd.model.manifest import Body, BodyFacts, decode_body, encode_body
 from backupd.model.server import Flavour, Position, Receipts, Role, ServerInfo, Tool, Version
@@ -187,3 +188,16 @@ def test_a_manifest_tells_what_tables_there_were() -> None:
     old = b"".join(encode_body(Body(earlier, ())))
     assert not {b"inventory", b"missing"} & set(old.split(b'"'))
     assert decode_body(old).facts == earlier
+
+
+@pytest.mark.parametrize(("line", "bad"), [
+    ("[ERROR] InnoDB: Unable to apply log to corrupted page 4 in file shop/b.ibd", True),
+    ("Can't rename ./a/t.ibd to ./a/x.ibd: errno 2", True), ("***WARNING: './shop/t' may be crashed", True),
+    ("[01] Copying ./shop/corrupted_orders.frm to ./shop/corrupted_orders.frm", False),
+    ("[ERROR] InnoDB: Data structure corruption\nOSError: No space left on device", False),
+    ("[ERROR] InnoDB: corrupted page 4\nCannot decrypt shop/b.ibd", False), ("Killed", False)])
+def test_a_prepare_that_fails_over_its_data_is_told_from_one_that_something_else_ended(line: str, bad: bool) -> None:
+    log = f"[01] Copying ./mysql/plugin.frm to ./mysql/plugin.frm\n{line}\n"
+    told = why_unprepared(ToolError("mariadb-backup exited with 1"), log)
+    assert isinstance(told, UnrestorableError) is bad
+    assert (line.splitlines()[0] in told.detail) is bad
