@@ -111,18 +111,21 @@ def test_tables_that_are_made_again_each_moment_are_in_the_backup(busy: House, s
 def test_innodb_tables_that_swap_names_during_an_increment_make_it_a_full_backup(busy: House, short_tmp: Path) -> None:
     server = busy.server
     server.execute("CREATE DATABASE m", "CREATE TABLE m.a (i INT) ENGINE=InnoDB", "CREATE TABLE m.b LIKE m.a",
-                   "INSERT INTO m.a VALUES (1)", "INSERT INTO m.b VALUES (2)")
+                   "INSERT INTO m.a VALUES (1)", "INSERT INTO m.b VALUES (2)", "CREATE TABLE m.x LIKE m.a",
+                   "CREATE TABLE m.p (i INT) ENGINE=InnoDB PARTITION BY RANGE (i) (PARTITION p0 VALUES LESS THAN (9))",
+                   "INSERT INTO m.x VALUES (3)", "INSERT INTO m.p VALUES (4)")
     server.settle()  # or the tool takes them for tables that were made meanwhile
     server.restart()
     busy.backup()
     server.execute("UPDATE a_filler.f SET t = REVERSE(t)")
     gate = Gate(short_tmp / "gate", 65536, after=("m/a.ibd.delta", "m/b.ibd.delta"))
     done = gate.run(busy, "backup", SERVER, "--kind", "incremental", "--json",
-                    at={65536: lambda: server.execute("RENAME TABLE m.a TO m.t, m.b TO m.a, m.t TO m.b")})
+                    at={65536: lambda: server.execute("RENAME TABLE m.a TO m.t, m.b TO m.a, m.t TO m.b",
+                                                      "ALTER TABLE m.p EXCHANGE PARTITION p0 WITH TABLE m.x")})
     assert done.code == 0, done.all
     assert done.json["kind"] == "physical-full"
     assert "took each other's names" in done.json["reason"]
-    assert "m.a, m.b" in done.json["reason"]
+    assert "m.a, m.b, m.p, m.x" in done.json["reason"]
     expected = _everything(server)["sums"]
     same(_restored(busy)["sums"], expected)
 
