@@ -100,13 +100,14 @@ class ImportWatch:
                 hint="take the backup when no IMPORT TABLESPACE or DISCARD TABLESPACE runs")
 
     def _is_touched(self, number: int, name: str) -> bool:
+        if number not in self._without and number not in self._removals.spaces:
+            return False
         path = _usual_path(self._datadir, name)
         own = _number_in(path) == number
         if number in self._without:
             return own
         # Whoever writes rows can write the bytes of such a record; but not make each page of a table younger by it.
-        return number in self._removals.spaces and not (
-            own and has_old_pages(path, lsn=self._lsn, page_size=self._page_size))
+        return not (own and has_old_pages(path, lsn=self._lsn, page_size=self._page_size))
 
 
 class Removals:
