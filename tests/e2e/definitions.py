@@ -84,12 +84,11 @@ def tables(server: Server, schema: str, engine: str) -> list[str]:
 
 
 def changes(server: Server, schema: str, engine: str, *, swaps: bool = True, rebuilds: bool = True,
-            discards: bool = True, databases: bool = True) -> list[str]:
+            discards: bool = True) -> list[str]:
     """Every statement once, but for those that this server does not know. ``swaps``: tables that take each other's
-    names, too; ``rebuilds``: what rebuilds a table in place; ``discards``: leave a table without its tablespace;
-    ``databases``: drop whole databases, instead of what is in them."""
+    names, too; ``rebuilds``: what rebuilds a table in place; ``discards``: leave a table without its tablespace."""
     other = {"MyISAM": "InnoDB", "Aria": "MyISAM", "InnoDB": "Aria" if server.sequences else "MyISAM"}[engine]
-    found = [*(_swaps(schema) if swaps else ()), *_changes(schema, engine, other, databases),
+    found = [*(_swaps(schema) if swaps else ()), *_changes(schema, engine, other),
              *(_rebuilds(schema) if rebuilds else ())]
     if engine != "Aria":  # of which mariadb-backup fails, and is run again
         found += _partitions(schema)
@@ -139,7 +138,7 @@ def _swaps(schema: str) -> Iterator[str]:
     yield f"ALTER TABLE {schema}.traded EXCHANGE PARTITION p1 WITH TABLE {schema}.trade"
 
 
-def _changes(schema: str, engine: str, other: str, databases: bool) -> Iterator[str]:
+def _changes(schema: str, engine: str, other: str) -> Iterator[str]:
     row = f"VALUES (1, 'anew, {engine}')"
     yield f"DROP TABLE {schema}.dropped"
     yield f"DROP TABLE {schema}.made_again"
@@ -161,14 +160,9 @@ def _changes(schema: str, engine: str, other: str, databases: bool) -> Iterator[
     yield f"CREATE OR REPLACE VIEW {schema}.seen AS SELECT t FROM {schema}.pattern"
     yield f"CREATE VIEW {schema}.also_seen AS SELECT i, t FROM {schema}.pattern"
     yield f"CREATE TRIGGER {schema}.told BEFORE INSERT ON {schema}.pattern FOR EACH ROW SET NEW.t = 'told'"
-    if databases:
-        yield f"DROP DATABASE {schema}_gone"
-        yield f"DROP DATABASE {schema}_again"
-        yield f"CREATE DATABASE {schema}_again"
-    else:
-        yield f"DROP TABLE {schema}_gone.a"
-        yield f"DROP VIEW {schema}_again.v"
-        yield f"DROP TABLE {schema}_again.a, {schema}_again.gone"
+    yield f"DROP DATABASE {schema}_gone"
+    yield f"DROP DATABASE {schema}_again"
+    yield f"CREATE DATABASE {schema}_again"
     yield f"CREATE TABLE {schema}_again.a (i INT, t VARCHAR(40)) ENGINE={engine}"
     yield f"INSERT INTO {schema}_again.a {row}"
     yield f"CREATE VIEW {schema}_again.v AS SELECT t FROM {schema}_again.a"
