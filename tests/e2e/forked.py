@@ -14,6 +14,7 @@ from typing import Any
 
 from backupd.model.clock import format_time
 from tests.e2e.house import SERVER, House
+from tests.support.datadir import Options
 from tests.support.ending import end
 from tests.support.keys import Keys
 from tests.support.mysql import MySQLServer
@@ -33,7 +34,7 @@ TABLES = (
 @dataclass(frozen=True)
 class Moment:
     """The source as it was while nobody wrote. ``at``: after all of its commits and before the next one. ``gtid``: of
-    the last transaction, ``executed``: of all. ``rows``: the diary. ``sums``: of every table."""
+    the last transaction, ``executed``: of all; "" on a MySQL without. ``rows``: the diary. ``sums``: of every table."""
 
     at: datetime
     gtid: str
@@ -104,9 +105,9 @@ class Source:
 
 
 @contextmanager
-def begun(stack: Stack, base: Path, keys: Keys) -> Iterator[Source]:
+def begun(stack: Stack, base: Path, keys: Keys, options: Options | None = None) -> Iterator[Source]:
     """A server of its own in a house of its own."""
-    with stack.make(tcp=True) as server:
+    with stack.make(tcp=True, options=options) as server:
         found = Source(House(base, server, keys, policy_extra=POLICY_EXTRA, programs=stack.all_programs()))
         found.begin()
         yield found
@@ -127,7 +128,7 @@ def noted(server: Server) -> Moment:
     ((file, pos, *_rest),) = server.query(server.words.log_status)
     executed = str(server.scalar(f"SELECT {server.words.executed}")).replace("\n", "")
     gtid = executed
-    if isinstance(server, MySQLServer):
+    if isinstance(server, MySQLServer) and executed:
         own = str(server.scalar("SELECT @@server_uuid"))
         # Of who took over from another one, too.
         done = next(one for one in executed.split(",") if one.startswith(own))

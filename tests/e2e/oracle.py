@@ -46,8 +46,10 @@ class Kind:
 WITH_MARIADB = Kind("mariadb", MARIADB, {})
 WITH_MYSQL = Kind("mysql", MYSQL_CLONE, {})
 WITH_XTRABACKUP = Kind("mysql-xtrabackup", MYSQL_XTRABACKUP, {})
-WITHOUT_GTIDS = Kind("mysql-without-gtids", MYSQL_CLONE, {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"},
-                     gtids=False)
+NO_GTIDS: Options = {"gtid_mode": "OFF", "enforce_gtid_consistency": "OFF"}
+WITHOUT_GTIDS = Kind("mysql-without-gtids", MYSQL_CLONE, NO_GTIDS, gtids=False)
+XTRABACKUP_WITHOUT_GTIDS = Kind("mysql-xtrabackup-without-gtids", MYSQL_XTRABACKUP, NO_GTIDS, gtids=False)
+"""As MySQL 5.7 is by default."""
 
 
 def params(kind: Kind, *, soak: bool = False) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from backupd.catalog.session import open_catalog
 from tests.e2e.forked import Source, begun, diary, frozen, refused
 from tests.e2e.house import SERVER
+from tests.e2e.oracle import NO_GTIDS
 from tests.support.keys import Keys
 from tests.support.places import give_to_database
 from tests.support.replica import part, replica_of
-from tests.support.stacks import MYSQL, Stack, stacks
+from tests.support.stacks import MYSQL, MYSQL_CLONE, Stack, stacks, whole
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a restored copy is given to the server's user")
 
@@ -165,3 +167,40 @@ def test_a_copy_of_the_data_directory_that_answers_elsewhere_is_a_stranger_thoug
         house.write()
     house.remove_datadir(image)
     assert house.run("check", SERVER).code == 0
+
+
+@pytest.mark.parametrize("stack", stacks(*whole(*MYSQL), soak=(MYSQL_CLONE,)))
+def test_without_gtids_files_and_places_tell_a_lost_tail_and_a_reset(stack: Stack, short_tmp: Path, keys: Keys) -> None:
+    with begun(stack, short_tmp, keys, NO_GTIDS) as source:
+        house, server = source.house, source.server
+        house.backup()
+        kept = source.write("kept")
+        crashed = house.base / "crashed"
+        with frozen(server.pid):
+            subprocess.run(["cp", "-a", "--sparse=always", str(server.datadir), str(crashed)], check=True)
+        lost = source.write("lost")
+        source.stream()
+        server.kill()
+        house.remove_datadir(server.datadir)
+        shutil.move(crashed, server.datadir)
+        server.start()
+        new = source.write("new")
+        source.stream()
+        old, now = source.branches()
+        assert (old["reason"], now["reason"], now["parent"]) == ("first", "lost-tail", old["id"])
+        assert f"{now['fork']['file']}:{now['fork']['pos']}" == kept.place
+        source.is_restored(f"{lost.place}@{old['id']}", "lost")
+        source.is_restored(new.time, "new")
+        source.is_restored("latest", "new")
+
+        server.execute(server.words.reset)
+        after = source.write("after")
+        source.stream()
+        assert [one["reason"] for one in source.branches()] == ["first", "lost-tail", "reset"]
+        assert "--accept-older" in source.is_refused("latest")
+        source.is_refused(after.time)
+        house.backup()
+        source.write("later")
+        source.stream()
+        source.is_restored("latest", "later")
+        source.is_restored(f"{new.place}@{now['id']}", "new")

@@ -17,7 +17,18 @@ import pytest
 from backupd.catalog.session import Catalog
 from tests.e2e.archived import as_it_was, flip
 from tests.e2e.house import SERVER, Done, House
-from tests.e2e.oracle import WITH_MARIADB, WITH_MYSQL, WITH_XTRABACKUP, WITHOUT_GTIDS, Kind, Mark, find, oracle, params
+from tests.e2e.oracle import (
+    WITH_MARIADB,
+    WITH_MYSQL,
+    WITH_XTRABACKUP,
+    WITHOUT_GTIDS,
+    XTRABACKUP_WITHOUT_GTIDS,
+    Kind,
+    Mark,
+    find,
+    oracle,
+    params,
+)
 from tests.e2e.service import ONCE_A_YEAR, Serving, catalog_of, make_due, serving, until
 from tests.support import sample
 from tests.support.dice import size
@@ -36,7 +47,7 @@ witness: {schedule: "0 0 5 1 *"}
 objectives: {rpo: 1h}
 """
 # MySQL by CLONE takes a soak: test_point_in_time_mysql.py and test_branches_mysql.py always go to a moment.
-KINDS = [param for kind in (WITH_MARIADB, WITH_MYSQL, WITHOUT_GTIDS, WITH_XTRABACKUP)
+KINDS = [param for kind in (WITH_MARIADB, WITH_MYSQL, WITHOUT_GTIDS, WITH_XTRABACKUP, XTRABACKUP_WITHOUT_GTIDS)
          for param in params(kind, soak=kind in (WITH_MYSQL, WITHOUT_GTIDS))]
 NOT_CLONE = pytest.mark.parametrize("story", [*params(WITH_MARIADB), *params(WITH_XTRABACKUP)], indirect=True)
 """Of what tests/e2e/test_point_in_time_mysql.py always does with CLONE."""
@@ -136,7 +147,7 @@ def story(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Story]:
 
 def only(story: Story, *kinds: Kind) -> None:
     """What the other kinds take longer for is left to a soak."""
-    if story.kind not in (*kinds, WITH_XTRABACKUP) and not size(0, 1):
+    if story.kind not in (*kinds, WITH_XTRABACKUP, XTRABACKUP_WITHOUT_GTIDS) and not size(0, 1):
         pytest.skip("left to a soak")
 
 
