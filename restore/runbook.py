@@ -173,6 +173,22 @@ sh "$WORK/{goal}.sh" "$REPOSITORY" "$WORK/{goal}"
     return "Decrypt and unpack", why, script
 
 
+_ASIDE = """\
+aside() {  # tables that were renamed, and whose old name is a new table's: the tool would remove their rows
+    find "$1" -mindepth 2 -maxdepth 2 '(' -name '*.new' -o -name '*.del' ')' | while IFS= read -r file; do
+        data="$WORK/data${file#"$1"}"
+        data="${data%.*}.ibd"
+        test -f "$data" || continue
+        number=$((0x$(od -An -v -tx1 -j34 -N4 "$data" | tr -d ' ')))
+        if grep -rqsx --include='*.ibd.meta' "space_id = $number" "$1"; then
+            mv "$data" "${data%/*}/xtrabackup_tmp_#$number.ibd"
+        fi
+    done
+}
+"""
+"""As ``datafiles.put_aside`` does it."""
+
+
 def _prepare(tool: str, memory: int, increments: int) -> Step:
     is_xtrabackup = tool == XTRABACKUP
     commands = [
@@ -183,8 +199,9 @@ def _prepare(tool: str, memory: int, increments: int) -> Step:
         for number in range(increments + 1)
     ]
     prepared = "full-prepared" if is_xtrabackup else "log-applied"
+    aside = "" if is_xtrabackup or not increments else _ASIDE
     steps = "".join(
-        f"""
+        f"""{f'{chr(10)}aside "$WORK/{_increment(number)}"' if aside and number else ""}
 ({_shown(command)}) 2> "$WORK/prepare-{number}.log" ||
     {{ tail "$WORK/prepare-{number}.log" >&2; exit 1; }}
 prepared "$WORK/prepare-{number}.log"
@@ -202,7 +219,7 @@ prepared() {{
     grep '[^[:space:]]' "$1" | tail -n 1 | grep 'completed OK!'
     if grep -E '{_BAD_PREPARE}' "$1" >&2; then exit 1; fi
 }}
-{steps}
+{aside}{steps}
 grep -h 'backup_type = {prepared}' "$WORK"/data/*_checkpoints
 """
     why = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -152,7 +154,17 @@ def test_a_table_that_left_its_name_to_a_new_one_keeps_its_rows_in_an_increment(
     done = gate.run(busy, "backup", SERVER, "--kind", "incremental", "--json", at={65536: lambda: server.execute(
         turn["during"][0], *(statement for name in names for statement in turn[name][1:]), "DROP TABLE a_filler.gone")})
     assert done.code == 0, done.all
-    same(_restored(busy)["sums"], _everything(server)["sums"])
+    expected = _everything(server)["sums"]
+    same(_restored(busy)["sums"], expected)
+    runbook = (busy.manifest(done.json["id"]).parent / "RUNBOOK.md").read_text()
+    script = "\n".join(re.findall(r"^```sh\n(.*?)^```$", runbook, re.MULTILINE | re.DOTALL))
+    by_hand = subprocess.run(
+        ["sh", "-c", script], cwd="/", text=True, check=False, capture_output=True,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "REPOSITORY": str(busy.repository), "LC_ALL": "C.UTF-8",
+             "DATADIR": str(short_tmp / "by-hand"), "GNUPGHOME": str(busy.keys.secret_home), "HOME": "/nonexistent"})
+    assert by_hand.returncode == 0, by_hand.stdout + by_hand.stderr
+    with PrivateServer(datadir=short_tmp / "by-hand") as copy:
+        same(_everything(copy)["sums"], expected)
 
 
 def test_a_backup_whose_tool_fails_over_a_dropped_partition_is_taken_again(busy: House, short_tmp: Path) -> None:
