@@ -247,6 +247,7 @@ class _Restore:
         if read_state(site) is None:
             write_state(site, self._state)
         close_datadir(site)
+        refuse_foreign_staging(site)  # from now on nobody else can put another folder there
         if self._state.stage == "fetching":
             site.data.mkdir(mode=0o700, exist_ok=True)
         # Locked under this name, it stays locked under the name of the data directory.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import RefusedError
+from backupd.process.otherfolders import read_plain
 from restore.staging import INSIDE, reserved
 from restore.state import MARKER
 from storage.layout import REPOSITORY
@@ -21,6 +22,7 @@ _LOCKED_FILES = ("ibdata1", "aria_log_control", "mysql.ibd")
 _NESTED = (*_LOCKED_FILES, MARKER, INSIDE)
 """What tells that a folder is, or is about to be, a data directory."""
 _LISTED = 20
+_PID_LIMIT = 64
 _FLOCK = struct.Struct("hhqqi4x")
 """struct flock of x86-64 and arm64 Linux: type, whence, start, length, pid (fcntl(2))."""
 
@@ -171,7 +173,7 @@ def _listeners(datadir: Path) -> Iterator[Occupant]:
 def _pid_files(datadir: Path, proc: Path) -> Iterator[Occupant]:
     for path in sorted(datadir.glob("*.pid")):
         try:
-            pid = int(path.read_text(encoding="ascii").strip())
+            pid = int(read_plain(path, _PID_LIMIT).decode("ascii").strip())
             name = (proc / str(pid) / "comm").read_text().strip()
         except (OSError, ValueError):
             continue  # stale: nobody has that number

@@ -177,14 +177,17 @@ def read_state(site: Site) -> State | None:
 
 
 def refuse_foreign_staging(site: Site) -> None:
-    """Raises RefusedError when what bears the staging folder's name is somebody else's: in the end it is removed."""
+    """Raises RefusedError when what bears the staging folder's name is somebody else's: in the end it is removed. Who
+    owns it could have everything in it lead elsewhere at any moment."""
     with workable(site.folder):
         if not os.path.lexists(site.folder):
             return
         foreign = ["a symbolic link"] if site.folder.is_symlink() else ["no directory"]
         if not site.folder.is_symlink() and site.folder.is_dir():
             foreign = sorted(path.name for path in site.folder.iterdir() if path.name != f"{_STATE}.new")
-            if not foreign or read_state(site) is not None:
+            if (owner := site.folder.lstat().st_uid) != os.geteuid():
+                foreign = [f"it belongs to uid {owner}, and this process is uid {os.geteuid()}"]
+            elif not foreign or read_state(site) is not None:
                 return
     raise RefusedError(
         f"{site.folder} is needed to build the restore in, and is not one of backupd's",

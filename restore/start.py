@@ -25,7 +25,7 @@ from backupd.engine.launch import LaunchedServer, ServerConfig, log_tail, option
 from backupd.model.errors import ToolError
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.command import Command
-from backupd.process.otherfolders import write_anew
+from backupd.process.otherfolders import read_plain, write_anew
 from backupd.process.run import run
 from backupd.process.runtime import runtime_directory
 from restore.ownership import Account, find_account, hand_over
@@ -35,6 +35,9 @@ START_SECONDS = 600.0
 # In a session of its own and not our child, so that nothing ends it when this process ends. The pipe makes the outer
 # shell wait for that session: what it leaves in its own process group when it exits is killed.
 _DETACH = """setsid --fork sh -c 'echo $$; exec "$@" < /dev/null > /dev/null 2>> "$0"' "$0" "$@" | head -n 1"""
+
+
+_PID_LIMIT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +218,8 @@ def _lives(pid: int) -> bool:
 
 def _pid(folder: Path) -> int | None:
     try:
-        return int((folder / "pid").read_text(encoding="ascii"))
-    except (FileNotFoundError, ValueError):
+        return int(read_plain(folder / "pid", _PID_LIMIT).decode("ascii"))
+    except (OSError, ValueError):
         return None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from backupd.model.errors import RefusedError
 from backupd.model.proof import Phase
 from backupd.model.server import Position
 from backupd.process.durable import sync_folder
+from backupd.process.otherfolders import PRIVATE, read_plain, write_anew
 
 DATADIR_MODE = 0o750
 """Of a data directory that did not exist; an existing one keeps its own."""
@@ -23,6 +25,7 @@ UNKNOWN = "unknown"
 """Instead of the id of a restore, which is never this."""
 WITHOUT = " without "
 """In a goal: between its place and what is left out."""
+_LARGEST = 256 * 1024**2
 _UNDECIDED = ("fetching", "prepared", "replaying")
 """Stages in which nothing that is kept depends on where a replay goes."""
 STAGED = (*_UNDECIDED, "replayed")
@@ -126,7 +129,7 @@ def _left_out(goal: str) -> str:
 def read_document(path: Path) -> State | None:
     """None when there is none; raises RefusedError for something else under that name."""
     try:
-        return State.decode(path.read_bytes())
+        return State.decode(read_plain(path, _LARGEST))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -166,15 +169,13 @@ def write_marker(folder: Path, state: State) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """The file is the old one or the new one, whatever happens; mode and owner of an old one are kept."""
+    """The file is the old one or the new one, whatever happens; mode and owner of an old one are kept. The folder may
+    be the server's by now: nothing that lies there under either name is followed."""
     fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:
-        if path.exists():
-            old = path.stat()
-            os.fchown(file.fileno(), old.st_uid, old.st_gid)
-            os.fchmod(file.fileno(), old.st_mode & 0o777)
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    owner, mode = None, PRIVATE
+    with contextlib.suppress(FileNotFoundError):
+        old = path.lstat()
+        owner, mode = (old.st_uid, old.st_gid), stat.S_IMODE(old.st_mode) & 0o777
+    write_anew(fresh, content, owner=owner, mode=mode)
     fresh.replace(path)
     sync_folder(path.parent)

@@ -97,8 +97,8 @@ def _folder(path: Path, flags: int = os.O_NOFOLLOW) -> Iterator[int]:
 
 
 def write_anew(path: Path, content: bytes, *, owner: tuple[int, int] | None = None, mode: int = PRIVATE) -> None:
-    """Put a new file in the place of whatever is called so, and give it to ``owner`` (user, group). The folder itself
-    must not be a symbolic link. Raises OSError."""
+    """Put a new file in the place of whatever is called so, on the disk, and give it to ``owner`` (user, group). The
+    folder itself must not be a symbolic link. Raises OSError."""
     with _folder(path.parent) as folder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
@@ -110,6 +110,7 @@ def write_anew(path: Path, content: bytes, *, owner: tuple[int, int] | None = No
             if owner is not None:
                 os.fchown(descriptor, *owner)
             os.fchmod(descriptor, mode)  # whatever the umask is, and after the owner
+            os.fsync(descriptor)
 
 
 def open_to_append(path: Path, *, owner: tuple[int, int] | None = None) -> int:

@@ -7,16 +7,20 @@ import pwd
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from backupd.engine.launch import LaunchedServer, ServerConfig
 from backupd.engine.toolset import find_tool
-from backupd.model.errors import BackupdError
+from backupd.model.errors import BackupdError, RefusedError
 from backupd.process.otherfolders import give, open_to_append, write_anew
+from restore.occupancy import find_occupants
 from restore.ownership import find_account, hand_over
+from restore.staging import INSIDE, Site, refuse_foreign_staging, write_state
 from restore.start import server_config, start_for_good
+from restore.state import MARKER, State, read_marker, write_marker
 from tests.support.datadir import initialise
 from tests.support.keys import make_home, make_key, stop_agent
 
@@ -162,3 +166,45 @@ def test_what_a_command_makes_is_nobody_elses_whatever_the_umask_is(tmp_path: Pa
     after = subprocess.run([sys.executable, "-c", _MASKS], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("made", "folder")] == [0o600, 0o700]
     assert after.stdout == "0o0\n", "whose it was gets it back"
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_restore_is_not_built_in_a_folder_of_theirs(short_tmp: Path, *, with_state: bool) -> None:
+    """Who owns it could have ``data`` lead elsewhere while root unpacks and gives away what lies there."""
+    site = Site(short_tmp, short_tmp / INSIDE, inside=True)
+    site.folder.mkdir()
+    if with_state:
+        write_state(site, State("r1", "shop-db1", "latest", ("b1",)))
+    refuse_foreign_staging(site)
+    os.chown(site.folder, MYSQL.pw_uid, MYSQL.pw_gid)
+    with pytest.raises(RefusedError) as caught:
+        refuse_foreign_staging(site)
+    assert f"belongs to uid {MYSQL.pw_uid}" in caught.value.detail
+
+
+@pytest.mark.parametrize("made", ["ln -s {victim} {path}", "ln {own} {path}", "mkfifo {path}"])
+def test_the_marker_of_a_restore_is_not_written_through_a_link(short_tmp: Path, victim: Path, made: str) -> None:
+    """Its server runs when the last one is written. Who owns the old one was given what the link led to."""
+    folder = short_tmp / "data"
+    folder.mkdir()
+    state = State("r1", "shop-db1", "latest", ("b1",))
+    write_marker(folder, state)
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, MYSQL.pw_uid, MYSQL.pw_gid)
+    (folder / "own").touch()
+    os.chown(folder / "own", MYSQL.pw_uid, MYSQL.pw_gid)
+    script = made.format(victim=victim, own=folder / "own", path=f"{folder / MARKER}.new")
+    subprocess.run(["sh", "-c", script], check=True, user="mysql", group="mysql", cwd="/")
+    write_marker(folder, replace(state, stage="finished"))
+    _assert_untouched(victim)
+    assert (folder / "own").read_bytes() == b""
+    found = read_marker(folder)
+    assert (found and found.stage, (folder / MARKER).owner()) == ("finished", "mysql")
+
+
+def test_a_pipe_in_the_place_of_a_marker_holds_nobody_up(short_tmp: Path) -> None:
+    os.mkfifo(short_tmp / MARKER)
+    os.mkfifo(short_tmp / "db.pid")
+    with pytest.raises(RefusedError, match="cannot read"):
+        read_marker(short_tmp)
+    assert not [one for one in find_occupants(short_tmp) if "db.pid" in str(one)]
