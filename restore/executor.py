@@ -25,7 +25,7 @@ from backupd.model.server import Position, Tool
 from backupd.model.thaw import LOGS
 from backupd.transfer.unseal import Unsealer
 from restore.build import Stopwatch, build, compare_named
-from restore.checks import FAILED, LISTED, PASSED, examine
+from restore.checks import FAILED, LISTED, PASSED, SKIPPED, examine
 from restore.fetch import default_workers, sync_filesystem
 from restore.gate import NO_GATE, Gate, through
 from restore.logs import Logs
@@ -86,6 +86,17 @@ def execute(
         work = _Restore(spec, destinations, unsealer, report=report, cancel=cancel, on_phase=on_phase,
                         archives=destinations if archives is None else archives, gate=gate)
         return work.run(held, clock)
+
+
+def listed(connection: Connection, last: Loaded) -> Check:
+    """Does the server on the copy know every table that the backup lists?"""
+    if last.body.facts.inventory is None:
+        return Check(LISTED, SKIPPED, "its manifest is of an earlier version and lists none")
+    try:
+        besides = compare_named(connection, last)
+    except DamagedError as error:
+        return Check(LISTED, FAILED, f"{error.message}: {', '.join(error.damages)}")
+    return Check(LISTED, PASSED, "; ".join(besides))
 
 
 class _Restore:
@@ -344,19 +355,12 @@ class _Restore:
                     report=self._report,
                 )
                 if outcome.replay is None:  # else they were looked for before the replay
-                    checks.append(self._named(server.connection, chain[-1]))
+                    checks.append(listed(server.connection, chain[-1]))
         self._report(Progress("start"))
         with self._watch.phase("started", size):
             shutil.rmtree(config.directory, ignore_errors=True)
             started = start_for_good(replace(config, directory=run_folder(self._state.restore_id)))
         return replace(outcome, checks=tuple(checks), tables_compared=tally.equal, started=started)
-
-    def _named(self, connection: Connection, last: Loaded) -> Check:
-        try:
-            besides = compare_named(connection, last)
-        except DamagedError as error:
-            return Check(LISTED, FAILED, f"{error.message}: {', '.join(error.damages)}")
-        return Check(LISTED, PASSED, "; ".join(besides))
 
     def _rolled(self) -> RolledForward | None:
         return RolledForward.from_json(self._state.replay) if self._state.replay else None

@@ -60,6 +60,8 @@ SECOND = timedelta(days=1)
 """So long after the first copy of the configuration a second one is put beside it, though nothing has changed."""
 COPIES = Pair("copies-failed", "copies-stored")
 _FOLDER = "copies-"
+_STALE = "is stale"
+_UNKNOWN = "is not what this version writes there, and nobody noted what was written (an earlier version?)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,8 @@ class _Writer:
         if not why:
             return ()
         self._put_text(destination)
-        return (Damage(destination.name, layout.RECOVER, why, repaired_from=HERE),)
+        aged = why.startswith((_STALE, _UNKNOWN))
+        return (Damage(destination.name, layout.RECOVER, why, repaired_from=HERE, aged=aged),)
 
     def _note_marker(self, destination: Destination) -> None:
         """What the marker of the place is, so that it is known again."""
@@ -302,9 +305,9 @@ def _stale(wiring: Wiring, destination: Destination, found: str, wanted: bytes, 
     late = [f"{backup_id} of {server}" for server, backup_id in sorted(newest(destination).items())
             if named.get(server, "") < backup_id]
     if late:
-        return f"is stale: it does not name {', '.join(late)}"
+        return f"{_STALE}: it does not name {', '.join(late)}"
     if made_by(found.encode()) == made_by(wanted) and _text(wiring, destination, recipients, named) != found.encode():
-        return "is stale: the configuration has changed since it was written"
+        return f"{_STALE}: the configuration has changed since it was written"
     return ""
 
 
@@ -329,7 +332,8 @@ def _text_problem(wiring: Wiring, destination: Destination, note: CopyNote, reci
                  if (copy := layout.copy_of(info.key)) is not None)
     if rows in found and (shared or (noted is None and made_by(found) not in (None, made_by(wanted)))):
         return ""  # of another installation, or of an earlier version: the next job writes it anew
-    return "holds other bytes than were written, or tells of other backups than lie beside it"
+    return ("holds other bytes than were written, or tells of other backups than lie beside it" if noted is not None
+            else _UNKNOWN)
 
 
 def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
@@ -351,7 +355,7 @@ def texts_problems(wiring: Wiring, destination: Destination) -> dict[str, str]:
     if recipients:
         why = _text_problem(wiring, destination, note, recipients)
         # A stale one the next job mends, and `verify` tells of it.
-        found[layout.RECOVER] = "" if why.startswith("is stale") else why
+        found[layout.RECOVER] = "" if why.startswith(_STALE) else why
     return {key: why for key, why in found.items() if why}
 
 

@@ -13,12 +13,14 @@ from typing import BinaryIO
 
 from backupd.app.copynote import CopyNote
 from backupd.app.incidents import Incidents, Pair
+from backupd.app.logs import say
 from backupd.app.repairs import REPAIRED
 from backupd.app.wiring import Wiring
 from backupd.model.errors import ArchivedError, BackupdError, DamagedError, LockedError, ObjectMissingError
 from backupd.model.event import Event, Severity
 from backupd.transfer.lease import exists
 from backupd.transfer.scrub import Damage, share_of
+from backupd.transfer.signed import SignedDestination
 from storage import layout
 from storage.destination import Destination
 
@@ -114,7 +116,8 @@ class Rotten:
         recorded = {**self._note.stored(name), **self._wiring.catalog.deposits.at(name)}
         due = of_server(None) if Incidents(self._wiring.catalog).is_open(DAMAGED, "", name) else turn
         for key, text in rotten(self._destination, recorded, due).items():
-            self._found[key] = Damage(name, key, text, trouble="no other destination has it")
+            self._found[key] = Damage(name, key, text, trouble="no other destination has it",
+                                      aged=_only_unsigned(self._destination, key, recorded[key]))
             self._mend(key, bring(key, recorded[key], self._destination, sources, folder))
 
     def settle(self, proofs: Collection[str]) -> None:
@@ -141,9 +144,13 @@ class Rotten:
 
 
 def tell(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
-    """An event for what was replaced; for what could not be, one until nothing of that is found any more."""
+    """An event for what was damaged and replaced; for what could not be, one until nothing of that is found any more.
+    What had only aged is in the log."""
     found = list(damages)
-    mended = [damage for damage in found if damage.repaired_from]
+    mended = [damage for damage in found if damage.repaired_from and not damage.aged]
+    for damage in found:
+        if damage.repaired_from and damage.aged:
+            say("copy-renewed", f"{damage.destination}: {damage.key}: {damage.problem}")
     left = [damage for damage in found if not damage.repaired_from]
     now = wiring.clock()
     if mended:
@@ -160,6 +167,14 @@ def tell(wiring: Wiring, destination: str, damages: Iterable[Damage]) -> None:
         Incidents(wiring.catalog).mended(DAMAGED, Event(
             now, DAMAGED.mended, Severity.INFO, "no damaged copy of configuration, catalog or proofs is left at "
             f"destination {destination}", subject=destination))
+
+
+def _only_unsigned(destination: Destination, key: str, digest: str) -> bool:
+    """Is what lies there what was put there, before anything had to be signed?"""
+    with suppress(ObjectMissingError, DamagedError):
+        return (isinstance(destination, SignedDestination) and destination.unsigned(key)
+                and hashlib.sha256(destination.as_it_lies(key)).hexdigest() == digest)
+    return False
 
 
 def _folder(key: str) -> str:

@@ -6,7 +6,10 @@ passphrase, today; a backup that nobody can open is none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -199,12 +202,30 @@ def _lapsed(wiring: Wiring, asked: Challenge) -> RefusedError:
 
 
 def findings(wiring: Wiring) -> list[Finding]:
-    """What `backupd check` says about challenges. That a keyring cannot be read, preflight tells already."""
+    """What `backupd check` says about challenges, and about who may exchange the keys. That a keyring cannot be read,
+    preflight tells already."""
+    homes = [wiring.settings.encryption.gnupg_home]
+    homes += [wiring.settings.restore.gnupg_home] if wiring.settings.restore else []
+    found = [one for home in dict.fromkeys(homes) for one in _home(home)]
     try:
         states = keys(wiring, with_backups=False)
     except BackupdError:
-        return []
-    return [warning("keys", _overdue(state), _how(wiring, state)) for state in states if state.overdue]
+        return found
+    return [*found, *(warning("keys", _overdue(state), _how(wiring, state)) for state in states if state.overdue)]
+
+
+def _home(home: Path) -> Iterator[Finding]:
+    """Whoever writes there says for whom backups are sealed, and whose signatures are believed."""
+    with suppress(OSError):
+        told = home.stat()
+        mode = stat.S_IMODE(told.st_mode)
+        if told.st_uid not in (0, os.geteuid()):
+            yield warning("keys", f"{home} belongs to another user (uid {told.st_uid}), who can exchange its keys",
+                          f"chown -R {os.geteuid()} {home} && chmod 700 {home}; then compare the fingerprints: gpg "
+                          f"--homedir {home} --list-keys")
+        elif mode & (stat.S_IWGRP | stat.S_IWOTH):
+            yield warning("keys", f"{home} can be written by others (mode {mode:04o}), who can exchange its keys",
+                          f"chmod 700 {home}; then compare the fingerprints: gpg --homedir {home} --list-keys")
 
 
 def _state(fingerprint: str, info: KeyInfo | None, asked: Sequence[Challenge], wiring: Wiring, now: datetime,

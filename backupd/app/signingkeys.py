@@ -33,6 +33,11 @@ ROTATED = "signing-key-rotated"
 _PRINT = ("print the recovery page again and destroy the one before, which names a key that counts for nothing: "
           "backupd keys page")
 _RELOAD = "let the service read it, where it runs: systemctl reload backupd"
+_STOP = ("stop the service, where it runs: systemctl stop backupd (from the next step on what is stored already is not "
+         "believed until it is signed)")
+_START = "start the service again: systemctl start backupd"
+_LOGS = ("binary logs, of which the catalog has no digest, are signed with --unproven: say it where you know that "
+         "nobody else could write there; without it those stored until now count for nothing")
 _SAMPLE = b"backupd asks itself whether a new key can sign\n"
 _FINGERPRINT = re.compile(r"[0-9A-F]{40}|[0-9A-F]{64}")
 
@@ -60,11 +65,11 @@ def make_signing(wiring: Wiring) -> Made:
     off = sorted({server.policy_name for name in settings.servers
                   if (server := settings.server(name)).usable and server.policy.signed is False})
     return Made(key, settings.encryption.gnupg_home, (
+        *([_STOP] if stored else []),
         f"in {settings.file} add the line `signing_key: {key}` under `encryption:`",
         *(f"take `signed: false` out of policy {name}, if its servers are meant, too" for name in off),
-        _RELOAD,
-        *(f"sign what is stored already: backupd catalog sign {name} (binary logs with --unproven, where you know that "
-          "nobody else could write there)" for name in stored),
+        *(f"sign what is stored already: backupd catalog sign {name} ({_LOGS})" for name in stored),
+        _START if stored else _RELOAD,
         "print the page that is kept away from the backups: backupd keys page"))
 
 

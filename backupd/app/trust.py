@@ -114,7 +114,8 @@ def recovery_page(settings: Settings, replaced: Sequence[str] = ()) -> RecoveryP
 
 def _where(config: DestinationConfig) -> str:
     space, parts = config.address
-    return "/".join((*space, *(part for part in parts if part != "/")))
+    kind, *room = (one for one in space if one)
+    return f"{kind} " + "/".join((*room, *(("" if part == "/" else part) for part in parts)))
 
 
 def findings(settings: Settings) -> list[Finding]:

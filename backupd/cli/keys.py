@@ -89,7 +89,7 @@ def challenge(
 @app.command()
 def page(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """Print what has to be kept outside of the backups: who signs them, and how to see that RECOVER.md is true."""
-    with session(context, config, as_json) as run:
+    with session(context, config, as_json, opening="looks") as run:
         found = run.service.recovery_page()
         run.screen.document(found.as_json())
         run.screen.text(found.text)

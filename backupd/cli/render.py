@@ -252,7 +252,8 @@ def show_proof(screen: Screen, proof: Proof) -> None:
 
 def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
     """The JSON document of a verification."""
-    damages = [damage for damage in outcome["damages"] if damage["key"]]
+    aged = [damage for damage in outcome["damages"] if damage.get("aged") and damage["repaired_from"]]
+    damages = [damage for damage in outcome["damages"] if damage["key"] and damage not in aged]
     unread = [damage for damage in outcome["damages"] if not damage["key"]]
     left = [damage for damage in damages if not damage["repaired_from"]]
     screen.line(
@@ -276,6 +277,8 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
     if outcome.get("unbound"):
         screen.line(f"{len(outcome['unbound'])} backups are unbound (format 1): nothing in them shows whether their "
                     "server, kind, times or sizes were changed; new backups are bound")
+    for damage in aged:
+        screen.line(f"written anew, not damaged: {damage['destination']}: {damage['key']}: {damage['problem']}")
     for damage in damages:
         screen.line(f"  {damage['destination']}: {damage['key']}: {damage['problem']}")
         screen.line(f"    needed by {', '.join(damage['backups']) or 'no backup'}")

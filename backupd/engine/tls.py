@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import ipaddress
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
@@ -103,12 +104,23 @@ def _context(tls: Tls, said: Mapping[str, str]) -> ssl.SSLContext:
     if tls is Tls.REQUIRED:
         context.verify_mode = ssl.CERT_NONE
     else:
-        context.load_verify_locations(cafile=said.get("ca") or None, capath=said.get("capath") or None)
+        with _naming(said.get("ca"), said.get("capath")):
+            context.load_verify_locations(cafile=said.get("ca") or None, capath=said.get("capath") or None)
     if said.get("cert"):
-        context.load_cert_chain(said["cert"], said.get("key") or None)
+        with _naming(said["cert"], said.get("key")):
+            context.load_cert_chain(said["cert"], said.get("key") or None)
     if said.get("cipher"):
         context.set_ciphers(said["cipher"])
     return context
+
+
+@contextmanager
+def _naming(*files: str | None) -> Iterator[None]:
+    """OpenSSL's errors do not say which file they are about."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{' and '.join(filter(None, files))}: {error.strerror or error}") from error
 
 
 def hint(error: BaseException, tls: Tls | None) -> str:

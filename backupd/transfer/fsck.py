@@ -384,7 +384,9 @@ def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str,
     expected = _expected(catalog)
     dying = set(marks(view.destination))
     # Between its commit and its row in the catalog a running backup is in neither wrong.
-    for server, backup_id in sorted(view.references.backups - expected - dying - busy):
+    unread = set(view.references.damaged)  # told already, and taken in by nobody
+    for server, backup_id in sorted(one for one in view.references.backups - expected - dying - busy
+                                    if one[1] not in unread):
         yield Finding(Invariant.CATALOG_HAS_BACKUP, backup_id,
                       f"the catalog does not know this backup of {server}; `backupd fsck --repair` takes it in",
                       repairable=True)
@@ -392,5 +394,6 @@ def _catalog(view: _View, catalog: Collection[CatalogView], busy: set[tuple[str,
         yield Finding(Invariant.BACKUP_HAS_MANIFEST, backup_id,
                       f"the catalog expects this backup of {server}, but destination {view.destination.name} has no "
                       "manifest of it; until that is settled no object is collected there (is a part of it not "
-                      f"mounted? `backupd verify {server}` takes it back from another destination, `backupd backups "
-                      f"delete {backup_id}` forgets it)", repairable=False)
+                      f"mounted?). From another destination `backupd verify {server}` takes back a manifest alone, "
+                      f"`backupd replicate {server} --to {view.destination.name}` what is gone as a whole; "
+                      f"`backupd backups delete {backup_id}` forgets it", repairable=False)

@@ -30,7 +30,8 @@ SHARES = 1000
 class Damage:
     """One stored thing that is not what was written, and the backups that need it, or the segment that it is of.
     ``stored``: what should be there, where a manifest or segment says so; ``repaired_from``: the destination whose copy
-    has taken its place; ``trouble``: why none could."""
+    has taken its place; ``trouble``: why none could; ``aged``: nobody changed it, but it has to say something else, or
+    to be signed, by now."""
 
     destination: str
     key: str
@@ -40,6 +41,7 @@ class Damage:
     stored: StoredObject | None = None
     repaired_from: str = ""
     trouble: str = ""
+    aged: bool = False
 
     def __str__(self) -> str:
         owner = f"binary log: {self.segment.file}" if self.segment else f"backups: {', '.join(self.backups)}"
@@ -48,7 +50,7 @@ class Damage:
     def as_json(self) -> dict[str, Any]:
         document: dict[str, Any] = {"destination": self.destination, "key": self.key, "problem": self.problem,
                                     "backups": list(self.backups), "repaired_from": self.repaired_from or None,
-                                    "trouble": self.trouble}
+                                    "trouble": self.trouble, **({"aged": True} if self.aged else {})}
         if self.segment is not None:
             document["binlog"] = {"server": self.segment.server, "branch": self.segment.branch,
                                   "file": self.segment.file, "start": self.segment.start, "end": self.segment.end}

@@ -48,7 +48,7 @@ def sign(signing: Signing, document: bytes) -> bytes:
             raise KeyUnusableError(
                 f"the key {signing.key} cannot sign: {_why_not(status.lines())}", detail=error.detail,
                 hint=f"its secret half has to be in {signing.home}, and its passphrase, if it has one, in "
-                     "encryption.signing_passphrase_file") from error
+                     "encryption.signing_passphrase_file; where it is lost: `backupd keys rotate-signing`") from error
         if not any(line.keyword == "SIG_CREATED" for line in status.lines()):
             raise ToolError("gpg ended well but does not say that it has signed")
     return made

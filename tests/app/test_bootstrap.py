@@ -224,8 +224,16 @@ def test_the_text_follows_each_backup_and_a_look_finds_it_stale_altered_or_missi
         (damage,) = read_copies(wiring, None, whole=False)
         assert (damage.destination, damage.key, damage.repaired_from) == ("offsite", layout.RECOVER, HERE)
         assert text.read_bytes() == right
+    note = wiring.settings.spool / "copies.json"
+    noted = json.loads(note.read_text())
+    note.write_text(json.dumps({name: one for name, one in noted.items() if not name.endswith(layout.RECOVER)}))
+    text.write_bytes(right.replace(b"It holds no secret", b"It held no secret"))
+    (damage,) = read_copies(wiring, None, whole=False)
+    assert (damage.aged, "nobody noted what was written (an earlier version?)" in damage.problem) == (True, True)
+    assert text.read_bytes() == right
     Stock(wiring.destination("offsite"), server="another").add(2, {"a": b"a"})
     (damage,) = read_copies(wiring, None)
+    assert damage.aged
     assert "stale" in damage.problem
     assert layout.runbook_key("another", backup_id(2)) in text.read_text()
     assert '"another"' in text.read_text(), "the configuration for the recovery names it, too"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -131,6 +132,23 @@ def test_this_machine_answers_for_the_key_that_lies_on_it_and_says_so(restoring:
     assert bank.challenge is not None
     assert bank.challenge.answered_by == THIS_MACHINE
     assert [state.here for state in keys(restoring.wiring)] == [False, True]
+
+
+def test_check_names_a_home_in_which_others_can_exchange_the_keys(safe: Safe) -> None:
+    home = safe.wiring.settings.encryption.gnupg_home
+    owner, mode = home.stat().st_uid, home.stat().st_mode & 0o777
+    try:
+        home.chmod(0o770)
+        assert "can be written by others (mode 0770)" in findings(safe.wiring)[0].message
+        home.chmod(0o700)
+        os.chown(home, 12345, -1)
+        (told,) = findings(safe.wiring)
+        assert "belongs to another user (uid 12345)" in told.message
+        assert told.hint.startswith(f"chown -R {os.geteuid()} {home} && chmod 700 {home}")
+    finally:
+        os.chown(home, owner, -1)
+        home.chmod(mode)
+    assert findings(safe.wiring) == []
 
 
 def test_the_scheduled_job_asks_when_it_is_time_and_tells_once_a_week_of_silence(safe: Safe) -> None:

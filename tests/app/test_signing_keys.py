@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from backupd.app.bootstrap import read_copies, write_copies
+from backupd.app.repairs import REPAIRED
 from backupd.app.settings import load_settings
 from backupd.app.signingkeys import make_signing
 from backupd.app.trust import findings, signed_servers, wanting
 from backupd.app.wiring import Wiring
 from backupd.cli.main import main
+from backupd.model.backup import Copy
 from backupd.model.errors import KeyUnusableError, RefusedError
 from storage import layout
-from tests.app.logstore import SERVER, wired
+from tests.app.logstore import PLACES, SERVER, wired
+from tests.catalog.samples import backup, proof
 from tests.support.keys import Keys, operator_keys, stop_agent
 from tests.transfer.stock import Stock, backup_id
 
@@ -88,3 +93,37 @@ def test_what_is_stored_and_the_policies_that_say_no_are_among_what_is_to_be_don
     steps = make_signing(off).steps
     assert any("take `signed: false` out of policy gold" in step for step in steps)
     assert steps[-1].endswith("backupd keys page")
+
+
+def test_the_service_stands_still_from_the_line_in_the_configuration_until_what_is_stored_is_signed(
+        house: Wiring) -> None:
+    """Else everything that was stored unsigned would be found damaged meanwhile."""
+    house.catalog.backups.add(replace(backup(), server=SERVER, copies=(Copy("local", "complete", house.clock()),)))
+    steps = [step.partition(" ")[0] for step in make_signing(house).steps]
+    assert steps[0] == "stop"
+    assert steps.index("in") < steps.index("sign") < steps.index("start")
+    assert not any("reload" in step for step in make_signing(house).steps)
+
+
+def test_copies_of_before_a_signing_key_was_named_are_put_anew_and_are_no_rot(house: Wiring) -> None:
+    house.catalog.proofs.add(replace(proof(), id="20261121T000000Z-0000000a", server=SERVER))
+    write_copies(house)
+    key = make_signing(house).key
+    file = house.settings.file
+    file.write_text(file.read_text().replace("encryption: {", f"encryption: {{signing_key: {key}, "))
+    found = read_copies(again(house), None)
+    assert {damage.destination for damage in found} == set(PLACES)
+    assert [str(damage) for damage in found if not (damage.aged and damage.repaired_from)] == []
+    assert house.catalog.events.list(kind=REPAIRED) == ()
+    assert read_copies(again(house), None) == ()
+
+
+def test_the_page_is_printed_before_there_is_a_catalog(
+        house: Wiring, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = house.settings.file
+    key = make_signing(house).key
+    file.write_text(file.read_text().replace("encryption: {", f"encryption: {{signing_key: {key}, ").replace(
+        "catalog.db", "none.db"))
+    assert main(["keys", "page", "--config", str(file)]) in (0, None)
+    page = capsys.readouterr().out
+    assert f"- local: filesystem {tmp_path / 'local'}\n" in page

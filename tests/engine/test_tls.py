@@ -18,7 +18,7 @@ from backupd.engine.dumpclient import client_dump_tool
 from backupd.engine.dumping import DumpRequest, DumpTool
 from backupd.engine.logclient import log_client, make_intake
 from backupd.engine.mydumper import mydumper_tool
-from backupd.engine.tls import Tls, is_this_host
+from backupd.engine.tls import Tls, arguments, is_this_host
 from backupd.model.errors import ServerError, ToolError
 from backupd.model.server import Flavour
 from backupd.model.table import TableName
@@ -205,3 +205,9 @@ def test_what_check_says_of_a_way() -> None:
         assert findings(none_needed) == []
     assert is_open(replace(far, ssl={"ca": "/ca.pem"}))
     assert not is_this_host("127.0.0.1.example.com")
+
+
+@pytest.mark.parametrize("said", [{"ca": "/nowhere/ca.pem"}, {"ca": "/dev/null"}, {"ca": "/tmp"}])
+def test_a_file_that_cannot_be_used_is_named(said: dict[str, str]) -> None:
+    with pytest.raises(OSError, match=said["ca"]):
+        arguments(Tls.VERIFY_FULL, said)

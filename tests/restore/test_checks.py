@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -10,8 +12,10 @@ from backupd.engine.witness import take
 from backupd.model.progress import Progress, silent
 from backupd.model.proof import Check, Phase, Tally, Witness
 from backupd.model.server import Position
-from restore.checks import check_sql, check_tables, compare_with_witness, fill_in
+from restore.checks import LISTED, SKIPPED, check_sql, check_tables, compare_with_witness, fill_in
+from restore.executor import listed
 from restore.proof import make_proof
+from restore.sources import Loaded
 from tests.support import sample
 from tests.support.mariadb import PrivateServer
 
@@ -197,3 +201,10 @@ def test_a_proof_is_proved_restored_or_failed() -> None:
     assert outcome([good, Check("c", "skipped")], 0) == ("restored", "")
     assert outcome([good, bad], 3) == ("failed", "b: 2 tables differ")
     assert outcome([], 0, "gpg was killed") == ("failed", "gpg was killed")
+
+
+def test_a_backup_that_lists_no_tables_does_not_pass_the_comparison_with_its_list() -> None:
+    """Manifests of earlier versions list none: "passed" would say that all of them are there."""
+    last = SimpleNamespace(body=SimpleNamespace(facts=SimpleNamespace(inventory=None)))
+    check = listed(cast("Connection", None), cast("Loaded", last))
+    assert (check.name, check.outcome) == (LISTED, SKIPPED)
