@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from itertools import islice
 from pathlib import Path
 from types import UnionType
@@ -20,6 +20,10 @@ from policies.fields import BASE
 Model = TypeVar("Model", bound=BaseModel)
 
 Location = Sequence[str | int]
+
+_ALIKE = 0.6
+"""The least likeness of a name that is perhaps meant."""
+_MOST_MEANT = 3
 
 _MESSAGES = {
     "union_tag_not_found": "its `type` is missing: filesystem, s3 or sftp",
@@ -59,12 +63,30 @@ def limited(problems: Iterator[Problem], file: Path) -> list[Problem]:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'gold'?``, or what there is, or nothing."""
+    """``; did you mean `gold`?``, or what there is, or nothing. Of names that look alike the one that takes the fewest
+    slips of a finger; all of them where those are as many."""
     names = sorted(known)
-    close = get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    wanted = word.lower()
+    ranks = {name: (_slips(wanted, name.lower()), -ratio) for name in names
+             if (ratio := SequenceMatcher(None, wanted, name.lower()).ratio()) >= _ALIKE}
+    close = [name for name, rank in ranks.items() if rank == min(ranks.values())]
     if close:
-        return f"; did you mean `{close[0]}`?"
+        return f"; did you mean {' or '.join(f'`{name}`' for name in close[:_MOST_MEANT])}?"
     return f"; known: {', '.join(names[:20])}" if names else ""
+
+
+def _slips(one: str, other: str) -> int:
+    """How many letters are wrong, missing, too many, or in each other's place."""
+    before, last = list[int](), list(range(len(other) + 1))
+    for row, letter in enumerate(one, 1):
+        line = [row]
+        for column, wanted in enumerate(other, 1):
+            least = min(last[column] + 1, line[-1] + 1, last[column - 1] + (letter != wanted))
+            if row > 1 and column > 1 and (letter, one[row - 2]) == (other[column - 2], wanted):
+                least = min(least, before[column - 2] + 1)
+            line.append(least)
+        before, last = last, line
+    return last[-1]
 
 
 def place(node: Node, location: Location) -> tuple[int, str]:

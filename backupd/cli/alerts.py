@@ -9,7 +9,7 @@ import typer
 from backupd.alerts.letter import one_line
 from backupd.alerts.rules import title_of
 from backupd.cli.backups import ListByDefault
-from backupd.cli.options import AnyServer, Config, Json, remember
+from backupd.cli.options import AnyServer, Config, Json, one_of, remember
 from backupd.cli.session import session
 from backupd.model.clock import format_time
 from backupd.model.incident import Incident, Message, MessageState
@@ -56,7 +56,7 @@ def list_(
 @app.command()
 def messages(
     context: typer.Context,
-    state: Annotated[MessageState | None, typer.Option("--state", help="Only those in this state.")] = None,
+    state: Annotated[MessageState | None, one_of(MessageState, "--state", "Only those in this state.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=_MOST, help="At most so many.")] = SHOWN,
     config: Config = None,
     as_json: Json = False,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from backupd.cli.backups import ListByDefault
-from backupd.cli.options import AnyServer, Config, Json, remember
+from backupd.cli.options import AnyServer, Config, Json, one_of, remember
 from backupd.cli.session import session
 from backupd.model.job import JobKind, JobRecord, JobState
 from backupd.model.units import format_duration, format_size
@@ -36,8 +36,8 @@ def group(context: typer.Context, config: Config = None, as_json: Json = False) 
 def list_(
     context: typer.Context,
     server: AnyServer = None,
-    state: Annotated[JobState | None, typer.Option("--state", help="Only those in this state.")] = None,
-    kind: Annotated[JobKind | None, typer.Option("--kind", help="Only those of this kind.")] = None,
+    state: Annotated[JobState | None, one_of(JobState, "--state", "Only those in this state.")] = None,
+    kind: Annotated[JobKind | None, one_of(JobKind, "--kind", "Only those of this kind.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = SHOWN,
     config: Config = None,
     as_json: Json = False,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.options import TARGETS, BackupId, Config, Json, Server
+from backupd.cli.options import TARGETS, BackupId, Config, Json, Server, one_of
 from backupd.cli.session import session
 from backupd.cli.tables import (
     As,
@@ -64,11 +64,8 @@ class Method(StrEnum):
 
 ReplayWith = Annotated[
     Method | None,
-    typer.Option(
-        "--replay-with",
-        show_default=False,
-        help="applier: the server's own, in parallel; pipe: one client session, slow. By default what fits.",
-    ),
+    one_of(Method, "--replay-with", "applier: the server's own, in parallel; pipe: one client session, slow. By default "
+           "what fits.", show_default=False),
 ]
 
 
@@ -153,7 +150,7 @@ def restore(
     start: Annotated[bool, typer.Option("--start", help="Start a database server on it afterwards.")] = False,
     mode: Annotated[
         Mode,
-        typer.Option("--mode", help="new-server forgets the replication of the source; replica resets nothing."),
+        one_of(Mode, "--mode", "new-server forgets the replication of the source; replica resets nothing."),
     ] = Mode.NEW_SERVER,
     exclude: Exclude = None,
     replay_with: ReplayWith = None,

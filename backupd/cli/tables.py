@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from backupd.cli.options import Config, Json, Server
+from backupd.cli.options import Config, Json, Server, one_of
 from backupd.cli.session import Session, session
 from backupd.model.units import format_duration, format_size
 
@@ -79,11 +79,8 @@ class TriggersOf(StrEnum):
 
 Which = Annotated[
     TriggersOf | None,
-    typer.Option(
-        "--triggers",
-        show_default=False,
-        help="Those the table had at the target (backup, the default), those of the live table, or none.",
-    ),
+    one_of(TriggersOf, "--triggers", "Those the table had at the target (backup, the default), those of the live table, "
+           "or none.", show_default=False),
 ]
 
 
@@ -96,8 +93,8 @@ class From(StrEnum):
 
 OutOf = Annotated[
     From | None,
-    typer.Option("--from", show_default=False,
-                 help="Take the tables out of a logical or of a physical backup; by default whatever is quicker."),
+    one_of(From, "--from", "Take the tables out of a logical or of a physical backup; by default whatever is quicker.",
+           show_default=False),
 ]
 
 

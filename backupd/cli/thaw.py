@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from backupd.cli.options import TARGETS, AnyServer, Config, Json
+from backupd.cli.options import TARGETS, AnyServer, Config, Json, one_of
 from backupd.cli.screen import Screen
 from backupd.cli.session import session
 from backupd.cli.tables import Tables
@@ -36,8 +36,8 @@ class TierName(StrEnum):
 
 ThawTier = Annotated[
     TierName | None,
-    typer.Option("--thaw", metavar="TIER", show_default=False,
-                 help="What lies in an archive class is thawed at this tier: bulk, standard or expedited."),
+    one_of(TierName, "--thaw", "What lies in an archive class is thawed at this tier: bulk, standard or expedited.",
+           metavar="TIER", show_default=False),
 ]
 
 
@@ -48,7 +48,7 @@ def thaw(
     target: Annotated[str | None, typer.Option("--to", metavar="TARGET", help=TARGETS, show_default=False)] = None,
     tier: Annotated[
         TierName | None,
-        typer.Option("--tier", show_default=False, help="How fast; by default as configured. Faster costs more."),
+        one_of(TierName, "--tier", "How fast; by default as configured. Faster costs more.", show_default=False),
     ] = None,
     days: Annotated[
         int | None,

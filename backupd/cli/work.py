@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from backupd.cli.options import AnyServer, Config, Json, NewCatalog, Server
+from backupd.cli.options import AnyServer, Config, Json, NewCatalog, Server, one_of
 from backupd.cli.session import session
 from backupd.model.backup import BackupKind
 
@@ -43,7 +43,7 @@ def check(
 def backup(
     context: typer.Context,
     server: Server,
-    kind: Annotated[Kind, typer.Option("--kind", help="What to take.")] = Kind.FULL,
+    kind: Annotated[Kind, one_of(Kind, "--kind", "What to take.")] = Kind.FULL,
     table_set: Annotated[
         str,
         typer.Option("--set", metavar="NAME", show_default=False,

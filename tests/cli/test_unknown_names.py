@@ -4,9 +4,12 @@ parser itself has."""
 
 from __future__ import annotations
 
+import inspect
 import sqlite3
+import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,16 @@ def named(path: tuple[str, ...], parameter: str) -> str | None:
 
 CASES = [pytest.param(path, command, parameter, id=f"{' '.join(path)} {parameter.name}")
          for path, command in ALL for parameter in command.params if named(path, parameter.name)]
+
+def word_of(command: Any, parameter: str) -> str:
+    """A word that an option of a few words takes; "" for other parameters."""
+    hint = typing.get_type_hints(inspect.unwrap(command.callback)).get(parameter)
+    kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type) and issubclass(kind, StrEnum)]
+    return next((str(next(iter(kind))) for kind in kinds), "")
+
+
+FEW_WORDS = [pytest.param(path, command, parameter, word, id=f"{' '.join(path)} {parameter.name}")
+             for path, command in ALL for parameter in command.params if (word := word_of(command, parameter.name))]
 
 FINE = {"target": "latest", "since": "2026-11-21T09:00:00Z", "file": "policies/gold.yaml", "role": "viewer",
         "name": "x", "token": "1"}
@@ -149,4 +162,15 @@ def test_a_name_that_nobody_knows_is_told_and_nothing_is_done(
     assert LISTS[kind] in said, said
     if kind in KNOWN:
         assert f"did you mean `{KNOWN[kind]}`?" in said, said
+    assert rows(world) == before
+
+
+@pytest.mark.parametrize(("path", "command", "parameter", "word"), FEW_WORDS)
+def test_a_mistyped_word_of_a_few_is_told_as_one(path: tuple[str, ...], command: Any, parameter: Any, word: str,
+                                                 world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = rows(world)
+    code = main(call(path, command, parameter, word[:-1]))
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert f"Invalid value for '{parameter.opts[0]}': {word[:-1]!r} is not known; did you mean `{word}`?" in said
     assert rows(world) == before

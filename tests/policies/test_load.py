@@ -283,6 +283,8 @@ def test_one_mistake_in_the_configuration_is_one_problem(tmp_path: Path, text: s
     ("binlog: {max_spool: 1MiB}", "binlog.max_spool", "greater than or equal to 67108864"),
     ('witness: {enabled: false, schedule: "0 3 * * *"}', "witness.schedule", "leave out one of the two"),
     ('witness: {schedule: "sometimes"}', "witness.schedule", "cron"),
+    ("objectives: {pro: 1m}", "objectives.pro", "did you mean `rpo`?"),
+    ("objectives: {ro: 1m}", "objectives.ro", "did you mean `rpo` or `rto`?"),
     ("witness: {max_durations: 5m}", "witness.max_durations", "did you mean `max_duration`?"),
 ])
 def test_one_mistake_in_a_policy_is_one_problem(tmp_path: Path, text: str, field: str, message: str) -> None:
