@@ -36,6 +36,7 @@ from backupd.model.errors import (
     ElsewhereError,
     NotFoundError,
     RefusedError,
+    UnknownTableError,
 )
 from backupd.model.event import Event, Severity
 from backupd.model.ids import new_id
@@ -147,10 +148,10 @@ def _ended_badly(wiring: Wiring, job: JobRecord, pulse: Pulse, error: BaseExcept
     elif isinstance(error, KeyboardInterrupt):
         name = signal.Signals(getattr(error, "number", signal.SIGINT)).name
         ending = partial(close, wiring, job, JobState.CANCELLED, error=CancelledError(f"stopped by {name}"))
-    elif isinstance(error, (ElsewhereError, DumpsOnlyError)) or (
+    elif isinstance(error, (ElsewhereError, DumpsOnlyError, UnknownTableError)) or (
             watched and job.kind == JobKind.RESTORE and isinstance(error, REFUSALS)):
-        # Somebody forgot --confirm, or asked for what no policy plans, and was told: nothing was done, and nothing is
-        # broken.
+        # Somebody forgot --confirm, mistyped a table, or asked for what no policy plans, and was told: nothing was
+        # done, and nothing is broken.
         ending = partial(close, wiring, job, JobState.CANCELLED, error=error)
     else:
         shown = error if isinstance(error, BackupdError) else _internal(job, error)

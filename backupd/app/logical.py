@@ -106,7 +106,7 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
         select=partial(select, include=include, exclude=exclude, max_size=tables.max_size,
                        always=_only_here(wiring, server, probed.info), unasked=not table_set),
         whole=_whole(include, exclude), include=include, tools=tools, folder=folder, table_set=table_set,
-        threads=logical.threads,
+        threads=logical.threads, by_hand=table_set == BY_HAND,
         chunk_bytes=logical.chunk, max_lock=logical.max_lock.total_seconds(),
         long_queries=logical.long_queries.total_seconds(),
         patience=policy.limits.max_pause.total_seconds() if logical.on_long_queries == "wait" else 0.0,

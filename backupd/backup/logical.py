@@ -42,12 +42,14 @@ from backupd.model.errors import (
     ServerError,
     StreamError,
     ToolError,
+    UnknownTableError,
 )
 from backupd.model.manifest import BodyFacts, Header
 from backupd.model.progress import Progress, Report
 from backupd.model.server import Position, Receipts
 from backupd.model.table import TableName, TablePattern
 from backupd.transfer.pack import Packer
+from policies.problems import suggestion
 
 _SETTINGS = ("character_set_server", "collation_server", "sql_mode", "lower_case_table_names", "time_zone",
              "system_time_zone", "innodb_page_size", "innodb_default_row_format", "default_storage_engine")
@@ -57,6 +59,14 @@ _BEFORE = "it was dropped before the snapshot was taken"
 _SINCE = "it was made while the backup ran"
 _TOLD = 20
 _Read = TypeVar("_Read")
+
+
+def _none_fits(patterns: Sequence[TablePattern], tables: Iterable[Table]) -> UnknownTableError:
+    asked = [pattern.text for pattern in patterns]
+    near = suggestion(asked[0], (table.name.shown for table in tables if not table.is_system))
+    return UnknownTableError(f"there is no table to dump: none fits {', '.join(asked)}{near}",
+                             hint="names are case-sensitive: schema.table, with * for any text; the account sees only "
+                                  "tables on which it has SELECT")
 
 
 def _no_pressure() -> str:
@@ -69,7 +79,8 @@ class LogicalSpec(BackupSpec):
     wanted with its views, routines and events? ``include``: the patterns behind both. ``tools``: best first.
     ``folder``: empty, private, on a disk. ``max_lock``: seconds that commits may be blocked for. ``long_queries``:
     statements that run for longer (seconds) are waited for, at most for ``patience`` seconds (0: not at all), before
-    commits are blocked. ``pressure``: why the server should be left alone, or nothing."""
+    commits are blocked. ``pressure``: why the server should be left alone, or nothing. ``by_hand``: somebody named the
+    tables for this one run."""
 
     select: Callable[[Iterable[Table]], Selection]
     whole: Callable[[str], bool]
@@ -85,6 +96,7 @@ class LogicalSpec(BackupSpec):
     repair: bool = False
     count_rows: bool = True
     pressure: Callable[[], str] = _no_pressure
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +197,8 @@ class _Dumping:
         """Tables whose rows are to be dumped. Of the others it is said what became of them."""
         spec = self._spec
         self._steady = frozenset(str(name) for (name,) in session.query(_STEADY))
-        selection = spec.select(self._listed(lambda: list_tables(session, strict=True)))
+        there = self._listed(lambda: list_tables(session, strict=True))
+        selection = spec.select(there)
         grants = read_grants(session)
         if only:
             chosen = [table for table in selection.taken if table.name in set(only)]
@@ -195,6 +208,8 @@ class _Dumping:
             for name, reason in selection.skipped:
                 self._tell(DumpedTable(name, Outcome.SKIPPED, reason=reason))
             if not chosen and not selection.skipped:
+                if spec.by_hand:
+                    raise _none_fits(spec.include, there)
                 raise RefusedError("there is no table to dump", detail="\n".join(selection.warnings),
                                    hint="look at logical.tables in the policy, and at what the account may see: it "
                                         "needs SELECT, and SHOW VIEW, TRIGGER, EVENT for what goes with tables")

@@ -9,6 +9,7 @@
     ├── ForbiddenError          who asks is known, and may not do this
     ├── NotFoundError           no such server, backup, destination
     │   └── UnknownNameError    nothing is called so: it was typed wrong, exit 2
+    │       └── UnknownTableError   of the tables that somebody named for one dump
     ├── ToolError               an external program failed
     │   └── ToolMissingError
     ├── StreamError             a tool's output is not what its format promises
@@ -156,6 +157,10 @@ class UnknownNameError(NotFoundError):
         super().__init__(message, detail=detail, hint=hint)
         self.kind = kind
         self.name = name
+
+
+class UnknownTableError(UnknownNameError):
+    """Tables were named for one dump, and the server has none of them: nothing is broken."""
 
 
 def unknown(kind: str, name: str, *, lists: str, what: str = "those that are known") -> UnknownNameError:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from backupd.alerts.rules import Act, rule_of
 from tests.e2e.archived import Archive
 from tests.e2e.house import SERVER, House
+from tests.e2e.service import catalog_of
 from tests.support import newmydumper
 from tests.support.dice import SOAK
 from tests.support.keys import Keys
@@ -68,7 +70,13 @@ def test_dumps_of_different_sets_are_taken_and_looked_after(house: House) -> Non
 def test_what_cannot_be_taken_is_refused(house: House) -> None:
     assert "it has: money, small" in house.fails("backup", SERVER, "--kind", "logical", "--set", "nix", code=2).all
     assert "--kind logical" in house.fails("backup", SERVER, "--tables", "shop.orders", code=2).all
-    assert "no table to dump" in house.fails("backup", SERVER, "--kind", "logical", "--tables", "shop.nix").all
+    mistyped = house.fails("backup", SERVER, "--kind", "logical", "--tables", "shop.ordres", code=2)
+    assert "no table to dump: none fits shop.ordres; did you mean `shop.orders`?" in mistyped.all
+    (job,) = house.ok("jobs", SERVER)
+    assert job["state"] == "cancelled", "whoever mistyped it was told, and nothing is broken"
+    with catalog_of(house) as catalog:
+        assert [(one.kind, rule_of(one).act) for one in catalog.events.list(server=SERVER)] == [
+            ("job-cancelled", Act.SILENT)]
     house.fails("backup", SERVER, "--kind", "logical", "--tables", "nonsense", code=2)
     assert house.fsck() == []
 
