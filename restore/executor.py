@@ -23,6 +23,7 @@ from backupd.model.progress import Progress, Report
 from backupd.model.proof import Check, Phase
 from backupd.model.server import Position, Tool
 from backupd.model.thaw import LOGS
+from backupd.process.folders import make_passable
 from backupd.transfer.unseal import Unsealer
 from restore.build import Stopwatch, build, compare_named
 from restore.checks import FAILED, LISTED, PASSED, SKIPPED, examine
@@ -251,7 +252,9 @@ class _Restore:
         site = self._site
         site.refuse_moved()
         if not site.folder.is_dir():
-            site.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for above in reversed([folder for folder in site.folder.parents if not folder.exists()]):
+                make_passable(above)  # the server's user has to come to its data
+            site.folder.mkdir(mode=0o700, exist_ok=True)
             held.enter_context(exclusive(site.folder))
             if read_state(site) is not None:
                 raise RefusedError(f"another restore has just begun in {site.folder}", hint="look at it first")

@@ -8,9 +8,9 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from backupd.engine.sandbox import worker
+from backupd.engine.sandbox import out_of_reach, worker
 from backupd.model.errors import DamagedError, RefusedError
-from backupd.process.otherfolders import give, give_in
+from backupd.process.otherfolders import closed_words, give, give_in
 
 FILE_MODE = 0o660
 FOLDER_MODE = 0o700
@@ -40,6 +40,20 @@ def find_account(name: str) -> Account:
             f"only root may give files to the user {name!r}", hint=f"run the restore as root or as {name}"
         )
     return Account(name, found.pw_uid, found.pw_gid)
+
+
+def refuse_closed(datadir: Path, account: Account) -> None:
+    """Raises RefusedError where a folder above ``datadir`` (a real path) lets the server's user not pass: no server
+    could run there."""
+    user = account.name if os.geteuid() == 0 else None
+    there = [folder for folder in reversed(datadir.parents) if folder.exists()]
+    if not out_of_reach(user, [f"{there[-1]}/."]):
+        return
+    closed = next(folder for folder in there if out_of_reach(user, [f"{folder}/."]))
+    raise RefusedError(
+        f"the server's user {account.name} cannot enter {closed}, so no server could run in {datadir}",
+        detail=closed_words(closed),
+        hint=f"let others pass through it (chmod o+x {closed}), or choose another data directory")
 
 
 def worker_account() -> Account:

@@ -39,10 +39,11 @@ from restore import executor
 from restore.executor import RestoreOutcome, RestoreSpec
 from restore.gate import NO_GATE, Gate
 from restore.inexact import InexactError, refuse_pipe
+from restore.ownership import find_account, refuse_closed
 from restore.plan import DEFAULT_RATES, Plan, Rate
 from restore.planner import Preferences, make_plan
 from restore.points import same_gtid
-from restore.staging import unfinished
+from restore.staging import choose_site, unfinished
 from restore.target import AtBackup, AtTime, one_gtid, parse_target
 from storage.destination import Destination
 
@@ -91,6 +92,8 @@ def plan(wiring: Wiring, server_name: str, target: str, datadir: Path | None, *,
     Raises UsageError, NotFoundError, RefusedError (OlderError, see ``make_plan``); and where a sealed index has to be
     read, KeyUnusableError, DamagedError."""
     server = wiring.settings.server(server_name)
+    if datadir is not None:
+        refuse_closed(choose_site(datadir).datadir, find_account(server.owner))
     records = wiring.catalog.backups.list(server_name, foreign=isinstance(parse_target(target).goal, AtBackup))
     if dumps is not None:
         records = tuple(replace(record, kind=BackupKind.PHYSICAL_FULL) for record in records

@@ -24,6 +24,7 @@ from backupd.backup.location import examine_location, examine_owners
 from backupd.backup.sight import examine_sight
 from backupd.engine.census import has_rocksdb
 from backupd.engine.client import Connection, Session
+from backupd.engine.defaults import unreadable
 from backupd.engine.dumproute import dump_tools, try_out
 from backupd.engine.grants import Grants, needs, read_grants
 from backupd.engine.keyfiles import SETTING
@@ -360,7 +361,8 @@ def _secret_files(paths: Iterable[Path]) -> Iterator[Finding]:
         try:
             mode = path.stat().st_mode
         except OSError as problem:
-            yield error("secrets", f"{path} cannot be read: {problem.strerror}")
+            words, hint = unreadable(path, problem)
+            yield error("secrets", f"{path} {words}", hint)
             continue
         if mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
             yield warning(

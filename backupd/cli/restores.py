@@ -64,8 +64,8 @@ class Method(StrEnum):
 
 ReplayWith = Annotated[
     Method | None,
-    one_of(Method, "--replay-with", "applier: the server's own, in parallel; pipe: one client session, slow. By default "
-           "what fits.", show_default=False),
+    one_of(Method, "--replay-with", "applier: the server's own, in parallel; pipe: one client session, slow. By "
+           "default what fits.", show_default=False),
 ]
 
 

@@ -79,8 +79,8 @@ class TriggersOf(StrEnum):
 
 Which = Annotated[
     TriggersOf | None,
-    one_of(TriggersOf, "--triggers", "Those the table had at the target (backup, the default), those of the live table, "
-           "or none.", show_default=False),
+    one_of(TriggersOf, "--triggers", "Those the table had at the target (backup, the default), those of the live "
+           "table, or none.", show_default=False),
 ]
 
 

@@ -16,7 +16,7 @@ from pymysql.cursors import Cursor, DictCursor
 
 from backupd.engine import rowstream
 from backupd.engine.answers import Answering
-from backupd.engine.defaults import CLIENT_GROUPS, read_option_file
+from backupd.engine.defaults import CLIENT_GROUPS, read_option_file, unreadable
 from backupd.engine.rowstream import Row
 from backupd.engine.tls import Tls, arguments, from_options, opportunistic, settled
 from backupd.engine.tls import hint as tls_hint
@@ -92,10 +92,12 @@ class Connection:
         problem.
         """
         problems: list[Problem] = []
+        hints: list[str] = []
         options = None
         if defaults_file is not None:
             options = read_option_file(defaults_file, frozenset(groups))
             problems += options.problems
+            hints += options.hints
 
         def from_file(*names: str) -> str:
             return options.value(*names) if options else ""
@@ -104,7 +106,11 @@ class Connection:
         if password_file is not None:
             try:
                 password = _first_line(password_file)
-            except (OSError, ValueError) as error:
+            except OSError as error:
+                words, hint = unreadable(password_file, error)
+                problems.append(Problem(str(password_file), None, "", words))
+                hints.append(hint)
+            except ValueError as error:
                 problems.append(Problem(str(password_file), None, "", f"no password in it: {error}"))
         host = host or ("" if socket else from_file("host"))
         told_port = port if port is not None else _port(from_file("port"), defaults_file, problems)
@@ -112,7 +118,7 @@ class Connection:
         if host in ("", "localhost") and not path and (port is None or not host):
             path = DEFAULT_SOCKET
         if problems:
-            raise ConfigurationError(problems)
+            raise ConfigurationError(problems, hint="; ".join(dict.fromkeys(filter(None, hints))))
         return cls(
             socket=str(Path(path).absolute()) if path else "",
             host="" if path else host,

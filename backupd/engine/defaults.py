@@ -10,13 +10,14 @@ name) are followed. A file that everybody may write is ignored by the clients, s
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import Problem
-from backupd.process.otherfolders import read_plain
+from backupd.process.otherfolders import closed_words, read_plain, user_words
 
 CLIENT_GROUPS = ("client", "client-server", "client-mariadb", "mysqldump", "mariadb-dump", "backupd")
 """The groups that say how a client reaches its server, and ours."""
@@ -41,11 +42,13 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class OptionFile:
-    """What was read: the options in order, every file that was opened, and everything wrong with them."""
+    """What was read: the options in order, every file that was opened, everything wrong with them, and what to do about
+    files that cannot be read."""
 
     options: tuple[Option, ...]
     files: tuple[Path, ...]
     problems: tuple[Problem, ...]
+    hints: tuple[str, ...] = ()
 
     def get(self, *names: str) -> Option | None:
         """The last line that sets any of ``names`` (written with dashes)."""
@@ -63,7 +66,26 @@ def read_option_file(path: Path, groups: Collection[str] = CLIENT_GROUPS, *, alo
     """
     reader = _Reader(frozenset(groups), alone=alone)
     reader.read(path, 0)
-    return OptionFile(tuple(reader.options), tuple(reader.files), tuple(reader.problems))
+    return OptionFile(tuple(reader.options), tuple(reader.files), tuple(reader.problems), tuple(reader.hints))
+
+
+def unreadable(path: Path, error: OSError) -> tuple[str, str]:
+    """What kept us from reading ``path``, and what to do about it."""
+    words = f"cannot be read: {error.strerror}"
+    if isinstance(error, FileNotFoundError):
+        return words, f"write {path}, or name another file in the configuration"
+    if not isinstance(error, PermissionError):
+        return words, ""
+    closed = next((folder for folder in reversed(path.absolute().parents) if not _is_open(folder)), path)
+    who = user_words(os.geteuid())
+    hint = (f"let {who} pass through that folder (chmod o+x {closed})" if closed != path else
+            f"give the file to {who} (chown, and chmod 600 {path})")
+    return (f"{words} (tried as {who}; {closed_words(closed)})",
+            f"{hint}; or call backupd as a user who may read it")
+
+
+def _is_open(folder: Path) -> bool:
+    return os.access(folder, os.X_OK, effective_ids=True)
 
 
 class _Reader:
@@ -73,6 +95,7 @@ class _Reader:
         self.options: list[Option] = []
         self.files: list[Path] = []
         self.problems: list[Problem] = []
+        self.hints: list[str] = []
 
     def read(self, path: Path, depth: int) -> None:
         try:
@@ -81,7 +104,9 @@ class _Reader:
                 return
             text = read_plain(path, _LARGEST, follow=True).decode("utf-8", "surrogateescape")
         except OSError as error:
-            self._problem(path, None, f"cannot be read: {error.strerror}")
+            words, hint = unreadable(path, error)
+            self._problem(path, None, words)
+            self.hints.append(hint)
             return
         self.files.append(path)
         group = ""

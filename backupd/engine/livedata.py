@@ -22,7 +22,7 @@ from backupd.engine.handover import Handed
 from backupd.engine.probe import read_dialect
 from backupd.model.errors import RefusedError, ServerError
 from backupd.process.command import Command
-from backupd.process.otherfolders import powers_of
+from backupd.process.otherfolders import powers_of, user_words
 from backupd.process.run import run
 
 _OF_TABLES = frozenset({
@@ -91,9 +91,9 @@ def reader_of(datadir: Path, session: Session) -> str | None:
             hint=f"run the server as a user of its own, and give it its files: chown -R mysql: {datadir}")
     process = session.server_uid
     if process not in (found.st_uid, 0):  # root may have opened the socket for it, as systemd does
-        answers = "is no process of this host" if process is None else f"is a process of {_user(process)}"
+        answers = "is no process of this host" if process is None else f"is a process of {user_words(process)}"
         raise RefusedError(
-            f"the data directory {datadir}, which the server names, belongs to {_user(found.st_uid)}, and what answers "
+            f"the data directory {datadir}, which the server names, belongs to {user_words(found.st_uid)}, and what answers "
             f"at {session.connection.address} {answers}: nothing is read there as somebody else",
             hint="reach the server by its own socket; is the folder its own, give it to the user it runs as: chown -R")
     return _named_user(found.st_uid, found.st_gid)
@@ -193,16 +193,16 @@ def _doubts(entry: os.DirEntry[str], name: str, owner: os.stat_result, targets: 
             try:
                 found = entry.stat()
             except PermissionError:
-                yield f"{name} is a link to {target}, where {_user(owner.st_uid)} may not look"
+                yield f"{name} is a link to {target}, where {user_words(owner.st_uid)} may not look"
                 return
             wanted = stat.S_ISDIR if folder else stat.S_ISREG
             if found.st_uid != owner.st_uid or not wanted(found.st_mode):
-                yield f"{name} is a link to {target}, {_kind(found)} of {_user(found.st_uid)}"
+                yield f"{name} is a link to {target}, {_kind(found)} of {user_words(found.st_uid)}"
             else:
                 targets |= {Path(target), Path(entry.path).resolve()}
         elif stat.S_ISREG(found.st_mode):
             if found.st_uid != owner.st_uid and not _is_readable(found, owner):
-                yield (f"{name} belongs to {_user(found.st_uid)}"
+                yield (f"{name} belongs to {user_words(found.st_uid)}"
                        + (f" and has {found.st_nlink} names" if found.st_nlink > 1 else ""))
             elif name.endswith(_LINK):
                 target = linked_tablespace(Path(entry.path))
@@ -210,10 +210,10 @@ def _doubts(entry: os.DirEntry[str], name: str, owner: os.stat_result, targets: 
                 try:
                     found = Path(target).stat()
                 except PermissionError:
-                    yield f"{name} leads to {target}, where {_user(owner.st_uid)} may not look"
+                    yield f"{name} leads to {target}, where {user_words(owner.st_uid)} may not look"
                     return
                 if found.st_uid != owner.st_uid:
-                    yield f"{name} leads to {target}, {_kind(found)} of {_user(found.st_uid)}"
+                    yield f"{name} leads to {target}, {_kind(found)} of {user_words(found.st_uid)}"
         elif not stat.S_ISDIR(found.st_mode):
             yield f"{name} is {_kind(found)}"
 
@@ -230,21 +230,7 @@ def _kind(found: os.stat_result) -> str:
     return kinds.get(stat.S_IFMT(found.st_mode), "a device")
 
 
-def _named_user(uid: int, gid: int) -> str:
-    """As of Command; ``gid`` where the user has no name here, as a container's."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"{uid}:{gid}"
-
-
-def _user(uid: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"uid {uid}"
-
-
+from backupd.process.otherfolders import powers_of, user_words
 def _named(session: Session, variables: Mapping[str, str]) -> Iterator[Path]:
     """What lies outside of the data directory by what the server says."""
     paths = [*system_files(variables), *(variables.get(name, "").removeprefix("FILE:") for name in _NAMED),

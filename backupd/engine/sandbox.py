@@ -120,7 +120,7 @@ def confine(
     places = [*readable, *program_places(Path(command.located()))]
     found = ways(command.user)
     way = _way_of(network_of) if network_of is not None else Way.USER if Way.USER in found else Way.ROOT
-    if way is Way.USER and network_of is None and (lost := _out_of_reach(command.user, [*writable, *places])):
+    if way is Way.USER and network_of is None and (lost := out_of_reach(command.user, [*writable, *places])):
         if Way.ROOT not in found:
             raise RefusedError(
                 f"the user {command.user} cannot reach what {command.program} is to work on", detail=lost,
@@ -138,8 +138,9 @@ def _user_namespace(process: int) -> str:
     return str(Path(f"/proc/{process}/ns/user").readlink())
 
 
-def _out_of_reach(user: str | None, paths: Sequence[Path]) -> str:
-    """Which of ``paths`` this user cannot come to, in the system's words; ACLs and groups count, so he tries."""
+def out_of_reach(user: str | None, paths: Sequence[Path | str]) -> str:
+    """Which of ``paths`` this user cannot come to (into a folder that ends with ``/.``), in the system's words; ACLs
+    and groups count, so he tries."""
     if user is None or not paths:
         return ""
     asked = Command(("ls", "-d", "--", *map(str, paths)), user=user)

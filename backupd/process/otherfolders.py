@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import platform
+import pwd
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -159,3 +160,17 @@ def give_in(folder: int, name: str, owner: tuple[int, int], mode: int | None = N
             itself.chmod(mode)
     finally:
         os.close(descriptor)
+
+
+def user_words(uid: int) -> str:
+    """``user mysql``; ``uid 1001`` of one that this machine does not know."""
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def closed_words(path: Path) -> str:
+    """Whose ``path`` is, and its mode: ``/etc/db1.cnf is of user root, with mode 0600``."""
+    found = path.stat()
+    return f"{path} is of {user_words(found.st_uid)}, with mode {stat.S_IMODE(found.st_mode):04o}"

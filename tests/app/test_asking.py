@@ -36,13 +36,13 @@ TABLES = RestoreRequest("db1", "latest", mode="tables", tables=("a.b",), into="d
 
 
 @pytest.fixture
-def wiring(tmp_path: Path) -> Iterator[Wiring]:
+def wiring(short_tmp: Path) -> Iterator[Wiring]:
     """``db3`` follows a policy that is broken."""
-    office = Office(tmp_path, policies={"gold": GOLD + LOGICAL, "bad": "physical: ["})
+    office = Office(short_tmp, policies={"gold": GOLD + LOGICAL, "bad": "physical: ["})
     with suppress(ConfigurationError):
         office.write(servers={"db1": "gold", "db2": "gold", "db3": "bad"},
-                     extra=f"restore: {{gnupg_home: {tmp_path}, folders: [{tmp_path}/free], "
-                           f"scratch: {{path: {tmp_path}/scratch}}}}\n")
+                     extra=f"restore: {{gnupg_home: {short_tmp}, folders: [{short_tmp}/free], "
+                           f"scratch: {{path: {short_tmp}/scratch}}}}\n")
     settings = load_settings(office.file, strict=False)
     with open_catalog(settings.catalog) as catalog:
         yield Wiring(settings, catalog)
@@ -212,25 +212,25 @@ def test_policies_are_shown_with_who_follows_them_and_texts_are_validated(wiring
 
 @pytest.mark.parametrize("folder", ["{base}/free", "{base}/free/../taken", "{base}/taken/x", "{base}/link/x", "/"])
 def test_an_operator_restores_only_beneath_the_folders_that_are_named(
-        wiring: Wiring, service: Service, tmp_path: Path, folder: str) -> None:
-    (tmp_path / "free").mkdir()
-    (tmp_path / "free" / "link").symlink_to("/etc")
-    (tmp_path / "link").symlink_to(tmp_path / "taken")
-    for where in (folder.format(base=tmp_path), str(tmp_path / "free" / "link" / "x")):
+        wiring: Wiring, service: Service, short_tmp: Path, folder: str) -> None:
+    (short_tmp / "free").mkdir()
+    (short_tmp / "free" / "link").symlink_to("/etc")
+    (short_tmp / "link").symlink_to(short_tmp / "taken")
+    for where in (folder.format(base=short_tmp), str(short_tmp / "free" / "link" / "x")):
         request = RestoreRequest("db1", "latest", datadir=where)
         with pytest.raises((ForbiddenError, UsageError)) as refused:
             service.acting(OPERATOR).requests.restore(request)
         assert "folder" in str(refused.value) or "absolute" in str(refused.value)
     with pytest.raises(NotFoundError, match="backup"):  # there is nothing to restore; the folder was allowed
-        service.acting(OPERATOR).requests.restore(RestoreRequest("db1", "latest", datadir=f"{tmp_path}/free/x"))
+        service.acting(OPERATOR).requests.restore(RestoreRequest("db1", "latest", datadir=f"{short_tmp}/free/x"))
     assert wiring.catalog.restores.list() == ()
 
 
-def test_a_folder_in_which_something_lies_is_refused_at_once(wiring: Wiring, service: Service, tmp_path: Path) -> None:
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "ibdata1").touch()
-    for request in (RestoreRequest("db1", "latest", datadir=str(tmp_path / "taken")),
-                    RestoreRequest("db1", "latest", mode="tables", tables=("a.b",), sql=str(tmp_path / "taken"))):
+def test_a_folder_in_which_something_lies_is_refused_at_once(wiring: Wiring, service: Service, short_tmp: Path) -> None:
+    (short_tmp / "taken").mkdir()
+    (short_tmp / "taken" / "ibdata1").touch()
+    for request in (RestoreRequest("db1", "latest", datadir=str(short_tmp / "taken")),
+                    RestoreRequest("db1", "latest", mode="tables", tables=("a.b",), sql=str(short_tmp / "taken"))):
         with pytest.raises(RefusedError, match="not empty"):
             service.requests.restore(request)
     assert [entry[1::2] for entry in told(wiring)] == [("restore-requested", "refused")] * 2

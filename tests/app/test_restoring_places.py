@@ -67,11 +67,11 @@ def test_who_sees_some_servers_is_told_only_how_much_lies_in_a_folder(wiring: Wi
         assert "payroll" not in said
 
 
-def test_another_servers_unfinished_restore_is_refused_at_once_and_not_named(wiring: Wiring, tmp_path: Path) -> None:
-    site = choose_site(tmp_path / "one")
+def test_another_servers_unfinished_restore_is_refused_at_once_and_not_named(wiring: Wiring, short_tmp: Path) -> None:
+    site = choose_site(short_tmp / "one")
     site.folder.mkdir()
     write_state(site, OTHER)
-    request = RestoreRequest("db1", "latest", datadir=str(tmp_path / "one"))
+    request = RestoreRequest("db1", "latest", datadir=str(short_tmp / "one"))
     said = refusal(wiring, request, OF_DB1)
     assert "of another server" in said
     assert "db2" not in said

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -113,6 +117,40 @@ def test_every_problem_of_the_files_is_told_at_once(tmp_path: Path) -> None:
     assert "missing.cnf" in text
     assert "'many' is not a port" in text
     assert str(tmp_path / "none") in text
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    os.seteuid(pwd.getpwnam("nobody").pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_of_a_file_that_may_not_be_read_it_is_told_as_whom_it_was_tried_whose_it_is_and_what_to_do(short_tmp: Path
+                                                                                                ) -> None:
+    closed = short_tmp / "closed"
+    closed.mkdir(mode=0o700)
+    inside, beside = closed / "my.cnf", short_tmp / "my.cnf"
+    for path in (inside, beside):
+        path.write_text("[client]\nuser=a\n")
+        path.chmod(0o600)
+    for file, whose, remedy in (
+            (beside, f"{beside} is of user root, with mode 0600",
+             f"give the file to user nobody (chown, and chmod 600 {beside})"),
+            (inside, f"{closed} is of user root, with mode 0700",
+             f"let user nobody pass through that folder (chmod o+x {closed})")):
+        with nobody(), pytest.raises(ConfigurationError) as caught:
+            Connection.from_config(defaults_file=file)
+        assert caught.value.detail == f"{file}: cannot be read: Permission denied (tried as user nobody; {whose})"
+        assert caught.value.hint == f"{remedy}; or call backupd as a user who may read it"
+        with nobody(), pytest.raises(ConfigurationError, match="tried as user nobody"):
+            Connection.from_config(password_file=file)
+    with pytest.raises(ConfigurationError) as caught:
+        Connection.from_config(defaults_file=short_tmp / "none.cnf")
+    assert caught.value.hint == f"write {short_tmp / 'none.cnf'}, or name another file in the configuration"
 
 
 def test_a_file_that_everybody_may_write_is_refused_as_the_clients_ignore_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from backupd.model.errors import RefusedError
 from restore.occupancy import refuse_nested
-from restore.ownership import find_account
+from restore.ownership import find_account, refuse_closed
 from restore.place import clear, place
 from restore.sqlfiles import README, write_sql
 from restore.staging import INSIDE, Site, choose_site, write_state
@@ -43,6 +43,24 @@ def test_a_name_that_restores_use_for_themselves_is_refused_before_it_is_there(
             refuse(tmp_path / name / below)
         assert name in told.value.detail
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_below_a_folder_that_the_servers_user_cannot_enter_is_refused(short_tmp: Path) -> None:
+    account = find_account("mysql")
+    closed = short_tmp / "closed"
+    (closed / "inner").mkdir(parents=True)
+    closed.chmod(0o700)
+    with pytest.raises(RefusedError) as told:
+        refuse_closed(closed / "inner" / "new" / "db", account)
+    assert told.value.message == (f"the server's user mysql cannot enter {closed}, so no server could run in "
+                                  f"{closed}/inner/new/db")
+    assert told.value.detail == f"{closed} is of user root, with mode 0700"
+    assert told.value.hint == f"let others pass through it (chmod o+x {closed}), or choose another data directory"
+    closed.chmod(0o711)
+    refuse_closed(closed / "inner" / "new" / "db", account)
+    (closed / "inner").chmod(0o700)
+    refuse_closed(closed / "inner", account)  # which it is given
 
 
 def test_below_a_folder_in_which_something_is_restored_or_was_is_refused(tmp_path: Path) -> None:
