@@ -34,7 +34,8 @@ def servers(request: Request, service: Acting, q: str = "", status: str = "", pa
         request, "overview.html", servers=worst_first(wanted)[(page - 1) * PAGE:page * PAGE], total=len(everyone),
         counts={str(one): counts[str(one)] for one in Status}, names=_NAMES, q=q, wanted_status=status, page=page,
         pages=pages,
-        oldest_proof=min(proofs, default=None), running=sum(len(server.running) for server in everyone),
+        nothing=sum(server.latest is None for server in everyone), oldest_proof=min(proofs, default=None),
+        running=sum(len(server.running) for server in everyone),
         troubled=[place for place in service.places() if place.status is not Status.GOOD])
 
 

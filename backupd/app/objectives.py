@@ -6,19 +6,21 @@ by what restores took so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from backupd.app.incidents import PLACE_RPO, RPO, RTO, Incidents, Pair
+from backupd.app.jobs import BACKUPS
 from backupd.app.lookout import Lookout
 from backupd.app.schedule import due_times, legs, start_of
-from backupd.app.settings import ServerSettings
+from backupd.app.settings import ServerSettings, Settings
 from backupd.app.wiring import Wiring
+from backupd.catalog.glances import NOT_COUNTED
 from backupd.catalog.jobs import OPEN as UNDER_WAY
+from backupd.catalog.schedules import Key, Schedule
 from backupd.model.backup import BackupRecord
 from backupd.model.clock import format_time
 from backupd.model.event import Event, Severity
-from backupd.model.job import JobKind
 from backupd.model.units import format_duration
 from backupd.recovery.timeline import Timeline
 from policies.lint import streams
@@ -32,7 +34,6 @@ NEW = timedelta(days=1)
 BEGINNING = timedelta(minutes=2)
 """So long a binary log that was never streamed before may take until something of it is stored."""
 _LATE_CHECKPOINTS = 3
-_BACKUPS = frozenset({JobKind.FULL, JobKind.INCREMENTAL, JobKind.LOGICAL})
 _SLACK = timedelta(minutes=2)
 """A run that is due is a job only a moment later."""
 
@@ -66,7 +67,7 @@ class ObjectivesWatch(Lookout):
         timeline = self._read(wiring, server.name)
         self._note_lags(wiring, server, timeline)
         records = wiring.catalog.backups.list(server.name)
-        young = timeline.latest is None and not records and first_to_come(wiring, server.name, now) is not None
+        young = timeline.is_young
         begins = self._stream_begins(wiring, server, now) and timeline.latest is not None
         new = frozenset() if young else self._new(records, timeline, server, now)
         for pair, event, broken in (*_rpo(timeline, server, now), *_rto(timeline, server, now),
@@ -108,13 +109,19 @@ class ObjectivesWatch(Lookout):
 def first_to_come(wiring: Wiring, name: str, now: datetime) -> datetime | None:
     """When the first backup of the server starts, as long as none was due since its policy came into force; ``now``
     while that one is under way. None where none is scheduled. Raises CatalogError."""
-    scheduled = [leg for leg in legs(wiring.settings, name) if leg.kind in _BACKUPS]
-    jobs = [job for job in wiring.catalog.jobs.list(name) if job.kind in _BACKUPS]
-    if not scheduled or any(job.state not in UNDER_WAY for job in jobs):
+    states = {job.state for job in wiring.catalog.jobs.list(name) if job.kind in BACKUPS}
+    return first_backup(wiring.settings, name, wiring.catalog.schedules.all(), now,
+                        busy=not states.isdisjoint(UNDER_WAY), ended=bool(states - {*UNDER_WAY, *NOT_COUNTED}))
+
+
+def first_backup(settings: Settings, name: str, rows: Mapping[Key, Schedule], now: datetime, *, busy: bool, ended: bool
+                 ) -> datetime | None:
+    """As ``first_to_come``. ``busy``: a backup is under way; ``ended``: one came to an end, good or bad."""
+    scheduled = [leg for leg in legs(settings, name) if leg.kind in BACKUPS]
+    if not scheduled or ended:
         return None
-    if jobs:
+    if busy:
         return now
-    rows = wiring.catalog.schedules.all()
     first = min((start_of(leg, due) for leg in scheduled
                  for due in due_times(leg, rows[leg.key].since if leg.key in rows else now, count=1)), default=None)
     return first if first is not None and now < first + _SLACK else None

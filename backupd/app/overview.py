@@ -6,13 +6,15 @@ nothing changed (see ``backupd.app.standing``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from backupd.app.incidents import POLICY, RPO, RTO, STREAM
 from backupd.app.jobs import BACKUPS
-from backupd.app.logstatus import NOT_RUNNING, OFF, state_of
+from backupd.app.logstatus import NOT_RUNNING, OFF, state_of, stream_troubles
+from backupd.app.objectives import first_backup
 from backupd.app.placeview import PlaceView, places
 from backupd.app.protection import PROTECTION, protection_of
 from backupd.app.recoveries import BAD as OF_JOBS
@@ -21,11 +23,13 @@ from backupd.app.serverview import LastBackup, LastProof, NextRun, Reason, Serve
 from backupd.app.settings import ServerSettings
 from backupd.app.standing import UNSEEN, Standing, Standings, standings
 from backupd.app.streamreport import SILENT
+from backupd.app.timeline import place_troubles
 from backupd.app.wiring import Wiring
 from backupd.binlog.status import StreamState
 from backupd.catalog.absences import Absence
 from backupd.catalog.glances import LastJob, LastTest, is_in_trouble
 from backupd.catalog.jobs import OPEN
+from backupd.model.binlog import Gap
 from backupd.model.clock import format_time
 from backupd.model.event import Severity
 from backupd.model.hold import EVERY_SERVER, Hold, HoldKind
@@ -37,6 +41,7 @@ from backupd.model.units import format_duration
 __all__ = ["LastBackup", "LastProof", "NextRun", "PlaceView", "Reason", "ServerOverview", "Status", "StreamView",
            "overview", "places"]
 
+GAP = "binlog-gap"
 _FRESH_GAP = timedelta(days=7)
 """A gap that was noticed within this time is worth a warning; an older one is only shown."""
 _SAID_HERE = frozenset({POLICY.broken, RPO.broken, RTO.broken, STREAM.broken, PROTECTION.broken})
@@ -65,6 +70,8 @@ class _Now:
     incidents: tuple[Incident, ...]
     absence: Absence | None
     stream: StreamView | None
+    said: tuple[Mapping[str, Any], datetime] | None
+    first_due: datetime | None
     held: Hold | None
     paused: Hold | None
 
@@ -85,12 +92,18 @@ def _made(wiring: Wiring, known: Standings, now: datetime, wanted: Collection[st
     tests, streams = catalog.glances.tests(), catalog.glances.streams()
     absences = {absence.server: absence for absence in catalog.absences.all()}
     holds = {(one.server, one.kind): one for one in catalog.holds.all()}
+    schedules = catalog.schedules.all() if any(one.bare for one in stands.values()) else {}
     for name in names:
         state = state_of(wiring, name, (said := streams.get(name)) and said[0])
+        bare = wiring.settings.server(name).usable and stands.get(name, UNSEEN).bare
+        first_due = first_backup(
+            wiring.settings, name, schedules, now, busy=any(job.kind in BACKUPS for job in jobs.get(name, ())),
+            ended=any(job.kind in BACKUPS for job in last.get(name, ()))) if bare else None
+        held, paused = (holds.get((name, kind)) or holds.get((EVERY_SERVER, kind))
+                        for kind in (HoldKind.HOLD, HoldKind.PAUSE))
         around = _Now(
             tuple(jobs.get(name, ())), tuple(last.get(name, ())), tests.get(name), tuple(incidents.get(name, ())),
-            absences.get(name), _stream(state, said), *(holds.get((name, kind)) or holds.get((EVERY_SERVER, kind))
-                                                        for kind in (HoldKind.HOLD, HoldKind.PAUSE)))
+            absences.get(name), _stream(state, said), said, first_due, held, paused)
         yield _server(wiring, wiring.settings.server(name), stands.get(name), around, known, now)
 
 
@@ -100,12 +113,14 @@ def _server(wiring: Wiring, server: ServerSettings, looked: Standing | None, aro
     promised = server.policy.objectives if server.usable else None
     rpo = max(now - stands.latest, timedelta()) if stands.latest is not None else None
     test = around.test
+    troubles = place_troubles(server, around.said[0] if around.said else None, now)
     made = ServerOverview(
         name=server.name, policy=server.policy_name, status=Status.GOOD, latest=stands.latest, first=stands.first,
         rpo=rpo, rpo_objective=promised.rpo if promised else None, rto=stands.predicted_rto,
         rto_objective=promised.rto if promised else None, windows=stands.windows, gaps=len(stands.gaps),
         gap_noticed_at=max((gap.noticed_at for gap in stands.gaps), default=None),
-        reach=stands.reach, stream=around.stream, last_backups=stands.last_backups,
+        reach=tuple(replace(one, trouble=troubles.get(one.name, "")) for one in stands.reach), stream=around.stream,
+        last_backups=stands.last_backups,
         next_runs=tuple(_next_runs(wiring, server, known, now)),
         last_proof=LastProof(test.id, test.backup_id, test.outcome, test.finished_at, test.tables_compared, test.error,
                              test.proved_at, tuple(test.warnings or ()), bool(test.older)) if test else None,
@@ -114,8 +129,8 @@ def _server(wiring: Wiring, server: ServerSettings, looked: Standing | None, aro
         backups=stands.backups, protected=stands.protected, bytes_stored=stands.bytes_stored,
         held=around.held, paused=around.paused, absent_since=around.absence.since if around.absence else None,
         looked_at=looked.at if looked and not looked.trouble else None, tables_only=stands.tables_only,
-        first_due=stands.first_due)
-    found = sorted((*_of_recovery(made, server, stands, around), *_of_work(wiring, made, server, stands, around, now)),
+        first_due=around.first_due)
+    found = sorted((*_of_recovery(made, server, stands), *_of_work(wiring, made, server, stands, around, now)),
                    key=lambda reason: -reason.status.rank)
     return replace(made, status=found[0].status if found else Status.GOOD, reasons=tuple(found))
 
@@ -139,10 +154,9 @@ def _stream(state: str, said: tuple[object, datetime] | None) -> StreamView | No
 
 # -- what is wrong
 
-def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now) -> Iterator[Reason]:
+def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing) -> Iterator[Reason]:
     name = made.name
     kind = " --kind logical" if made.tables_only else ""
-    first = next((run.at for run in made.next_runs if run.kind in BACKUPS), None)
     if not server.usable:
         yield Reason(Status.BAD, f"its policy {made.policy} cannot be used, so nothing starts by itself",
                      "; ".join(str(problem) for problem in server.problems[:3]))
@@ -151,11 +165,11 @@ def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing,
         yield Reason(Status.BAD, f"nobody can say what can be recovered: {message}", rest)
     elif stands is UNSEEN:
         yield Reason(Status.WARNING, "it has not been looked at yet", "ask again in a moment")
-    elif made.latest is None and first is not None and not made.backups and not any(
-            job.kind in BACKUPS for job in around.last_jobs):
-        yield Reason(Status.WARNING, "no backup has been taken yet: the first one " + (
-            "is running" if any(job.kind in BACKUPS for job in made.running) else f"starts at {format_time(first)}"),
-            f"to take one now: backupd backup {name}{kind}")
+    elif made.latest is None and made.first_due is not None:
+        runs = any(job.kind in BACKUPS for job in made.running)
+        when = "is running" if runs else f"starts at {format_time(made.first_due)}"
+        yield Reason(Status.WARNING, f"no backup has been taken yet: the first one {when}",
+                     f"to take one now: backupd backup {name}{kind}")
     elif made.latest is None:
         yield Reason(Status.BAD, "nothing can be recovered: there is no usable backup", f"backupd backup {name}{kind}")
     elif made.rpo_kept is False and made.rpo is not None and made.rpo_objective is not None:
@@ -180,7 +194,9 @@ def _of_recovery(made: ServerOverview, server: ServerSettings, stands: Standing,
                      f"backupd timeline {name} shows what holds it up; then backupd test-restore {name}")
     if stands.latest is not None:
         yield from (Reason(Status.WARNING, f"{one.name}: {one.trouble}", f"backupd binlog status {name}")
-                    for one in stands.reach if one.trouble)
+                    for one in made.reach if one.trouble)
+        yield from (Reason(Status.WARNING, doubt, f"backupd timeline {name} shows what can be recovered")
+                    for doubt in stands.doubts)
 
 
 def _of_work(wiring: Wiring, made: ServerOverview, server: ServerSettings, stands: Standing, around: _Now,
@@ -195,6 +211,9 @@ def _of_work(wiring: Wiring, made: ServerOverview, server: ServerSettings, stand
         waits = stream.state == StreamState.WAITING
         yield Reason(Status.WARNING if waits else Status.BAD, f"the binary log is not streamed ({how})",
                      f"is the service running, and the server up? backupd binlog status {name}")
+    elif stream is not None and made.paused is None:
+        yield from (Reason(Status.WARNING, text, f"backupd binlog status {name}")
+                    for text in stream_troubles(name, around.said, now))
     told = set()
     for incident in around.incidents:
         if incident.kind not in _SAID_HERE:
@@ -211,8 +230,8 @@ def _of_work(wiring: Wiring, made: ServerOverview, server: ServerSettings, stand
     if stands.unprotected_since is not None and now - stands.unprotected_since > span and server.usable:
         yield Reason(Status.WARNING, f"no backup of the last {_span(now - stands.unprotected_since)} is protected: too "
                      "few verified copies at enough places", f"backupd replicate {name}")
-    fresh = [gap for gap in stands.gaps if now - gap.noticed_at < _FRESH_GAP]
-    if fresh:
+    fresh = [gap for gap in stands.gaps if now - gap.noticed_at < _FRESH_GAP and not _is_behind(gap, stands)]
+    if fresh and all(incident.kind != GAP for incident in around.incidents):
         yield Reason(Status.WARNING, f"binary logs are missing ({len(fresh)} new gaps): {fresh[-1].reason}",
                      f"backupd timeline {name} shows which moments are lost; a full backup begins anew")
     if made.paused is not None:
@@ -221,6 +240,12 @@ def _of_work(wiring: Wiring, made: ServerOverview, server: ServerSettings, stand
     if around.absence is not None and all(job.id != around.absence.job_id for job in made.running):
         yield Reason(Status.BAD, f"out of rotation since {format_time(around.absence.since)}, and the job that took it "
                      "out is over", f"run the policy's hooks.after by hand; backupd jobs show {around.absence.job_id}")
+
+
+def _is_behind(gap: Gap, stands: Standing) -> bool:
+    """Was a backup begun since, from which the recoverable moments go on?"""
+    at = gap.noticed_at if gap.to_at is None else min(gap.noticed_at, gap.to_at)
+    return any(last.started_at > at for last in stands.last_backups)
 
 
 def _span(span: timedelta) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from backupd.app.wiring import Wiring
@@ -22,17 +23,32 @@ _HINT = ("leave one of the names in the configuration: under two, the same copie
          "rules; another place needs a folder or a bucket that was not copied from this one")
 
 
+_EMPTIED = ""
+"""Remembered in place of an id."""
+
+
 def identities(wiring: Wiring) -> dict[str, str]:
-    """Of each configured name the id of its place, as it was last seen, or the name where nobody has looked yet."""
+    """Of each configured name the id of its place, as it was last seen, or the name where nobody has looked yet. Left
+    out is a place that was seen to be empty though it holds backups by the catalog."""
     known = _remembered(wiring)
-    return {name: known.get(name, name) for name in wiring.settings.destinations}
+    return {name: place for name in wiring.settings.destinations if (place := known.get(name, name)) != _EMPTIED}
+
+
+def note_seen(wiring: Wiring, name: str, *, initialised: bool) -> None:
+    """Somebody has looked at the place: copies do not count where it was emptied. Raises CatalogError, RefusedError
+    where the spool cannot be written."""
+    known = _remembered(wiring)
+    if not initialised and known.get(name) != _EMPTIED and wiring.holds_backups(name):
+        _remember(wiring, {**known, name: _EMPTIED})
+    elif initialised and known.get(name) == _EMPTIED:
+        _remember(wiring, {other: place for other, place in known.items() if other != name})
 
 
 def require_single(wiring: Wiring, destination: Destination) -> None:
     """Raises RefusedError where another configured name leads to the same place, and DestinationError."""
     found = _look(wiring, [destination, *_unseen(wiring)], needed=destination.name)
     mine = found.get(destination.name)
-    twins = sorted(name for name, one in found.items() if mine is not None and one == mine and name != destination.name)
+    twins = sorted(name for name, one in found.items() if mine and one == mine and name != destination.name)
     if twins:
         raise RefusedError(f"destinations {destination.name} and {', '.join(twins)} are one place",
                            detail=f"the marker there says {mine} under each of these names", hint=_HINT)
@@ -40,10 +56,13 @@ def require_single(wiring: Wiring, destination: Destination) -> None:
 
 def findings(wiring: Wiring) -> list[Finding]:
     """What `backupd check` says of names that lead to one place; those that do not answer are left out."""
-    found = _look(wiring, wiring.usable_destinations())
+    usable = wiring.usable_destinations()
+    others = wiring.settings.destinations.keys() - {destination.name for destination in usable}
+    found = _look(wiring, [*usable, *_opened(wiring, others)])
     names: dict[str, list[str]] = {}
     for name, place in found.items():
-        names.setdefault(place, []).append(name)
+        if place != _EMPTIED:
+            names.setdefault(place, []).append(name)
     return [error("destinations", f"{' and '.join(sorted(twins))} are one place (its marker says {place})", _HINT)
             for place, twins in sorted(names.items()) if len(twins) > 1]
 
@@ -51,6 +70,12 @@ def findings(wiring: Wiring) -> list[Finding]:
 def _unseen(wiring: Wiring) -> list[Destination]:
     known = _remembered(wiring)
     return [wiring.destination(name) for name in wiring.settings.destinations if name not in known]
+
+
+def _opened(wiring: Wiring, names: Iterable[str]) -> Iterator[Destination]:
+    for name in names:
+        with suppress(DestinationError):
+            yield wiring.destination(name)
 
 
 def _look(wiring: Wiring, destinations: Iterable[Destination], *, needed: str = "") -> Mapping[str, str]:
@@ -66,6 +91,8 @@ def _look(wiring: Wiring, destinations: Iterable[Destination], *, needed: str = 
             continue
         if place is not None:
             found[destination.name] = place
+        elif wiring.holds_backups(destination.name):
+            found[destination.name] = _EMPTIED
         else:
             found.pop(destination.name, None)
     if found != before:

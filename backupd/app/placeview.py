@@ -15,6 +15,7 @@ from backupd.app.filling import EVERY as FORECAST_EVERY
 from backupd.app.filling import URGENT
 from backupd.app.forecast import NEARLY, Forecast, forecast
 from backupd.app.lookout import Lookout
+from backupd.app.places import note_seen
 from backupd.app.serverview import Reason, Status
 from backupd.app.wiring import Wiring
 from backupd.catalog.glances import Stock
@@ -152,6 +153,7 @@ class Glimpse(Lookout):
         if initialised and (self._foreseen is None or not timedelta(0) <= now - self._foreseen < FORECAST_EVERY):
             self.forecast = forecast(wiring, name)
             self._foreseen = now
+        note_seen(wiring, name, initialised=initialised)
 
 
 def _require_parent(settings: DestinationSettings) -> None:

@@ -13,7 +13,7 @@ from backupd.model.hold import Hold
 from backupd.model.incident import Incident
 from backupd.model.job import JobKind, JobRecord
 from backupd.model.proof import PROVED, RESTORED
-from backupd.recovery.timeline import Reach
+from backupd.recovery.timeline import Objectives, Reach
 
 
 class Status(StrEnum):
@@ -181,15 +181,11 @@ class ServerOverview:
 
     @property
     def rpo_kept(self) -> bool | None:
-        """None without an objective, and before the first backup is due."""
-        if self.rpo_objective is None or (self.rpo is None and self.first_due is not None):
-            return None
-        return self.rpo is not None and self.rpo <= self.rpo_objective
+        return Objectives(rpo=self.rpo_objective).rpo_kept(self.rpo, young=self.first_due is not None)
 
     @property
     def rto_kept(self) -> bool | None:
-        """None without an objective, and where nothing tells how long a restore takes."""
-        return None if self.rto_objective is None or self.rto is None else self.rto <= self.rto_objective
+        return Objectives(rto=self.rto_objective).rto_kept(self.rto)
 
     def as_json(self) -> dict[str, Any]:
         return {"name": self.name, "policy": self.policy, "status": str(self.status),

@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from backupd.app.logs import say
+from backupd.app.places import identities
 from backupd.app.protection import is_protected, protection_of, sites_of
 from backupd.app.schedule import Leg, due_times, start_of
 from backupd.app.serverview import LastBackup, ServerOverview
 from backupd.app.settings import Settings
-from backupd.app.timeline import timeline
+from backupd.app.timeline import counted, timeline
 from backupd.app.wiring import Wiring
 from backupd.catalog.glances import Marker
 from backupd.catalog.session import Catalog
@@ -44,7 +45,8 @@ Confirmed = Mapping[str, datetime]
 @dataclass(frozen=True, slots=True)
 class Standing:
     """``at``: when it was looked at; ``confirmed``: what the destinations had confirmed then. ``trouble``: what kept it
-    from being looked at; then nothing else is known."""
+    from being looked at; then nothing else is known. ``bare``: there is no backup that counts. ``doubts``: as of a
+    timeline."""
 
     at: datetime
     latest: datetime | None
@@ -61,7 +63,8 @@ class Standing:
     confirmed: Confirmed
     trouble: str = ""
     tables_only: bool = False
-    first_due: datetime | None = None
+    bare: bool = False
+    doubts: tuple[str, ...] = ()
 
     def moved(self, confirmed: Confirmed, now: datetime) -> Standing:
         """The same with what is ``confirmed`` by ``now``."""
@@ -137,6 +140,7 @@ class Standings:
         """Those that came or changed are looked at now, as far as BUDGET allows; the rest in the background, and one
         that nobody has looked at yet is missing meanwhile. Raises CatalogError."""
         markers = wiring.catalog.glances.markers()
+        seen = tuple(sorted(identities(wiring).items()))
         configured = wiring.settings.destinations
         confirmed = {name: {place: at for place, at in places.items() if place in configured}
                      for name, places in wiring.catalog.glances.confirmed().items()}
@@ -144,7 +148,7 @@ class Standings:
         deadline = time.monotonic() + (BUDGET / 4 if busy else BUDGET)
         later: list[tuple[str, Marker]] = []
         for name in names:
-            marker, known = markers.get(name, ()), self._known.get(name)
+            marker, known = (*markers.get(name, ()), seen), self._known.get(name)
             if known is not None and known[0] == marker:
                 if not timedelta(0) <= now - known[1].at < KEPT:
                     later.append((name, marker))
@@ -220,7 +224,7 @@ def _looked(wiring: Wiring, name: str, now: datetime, confirmed: Confirmed) -> S
         unprotected_since=min(later, default=None),
         bytes_stored=max(sum(one.stats.bytes_new for one in alive),
                          max((one.stats.bytes_stored for one in alive), default=0)), confirmed=confirmed,
-        tables_only=found.tables_only, first_due=found.first_due)
+        tables_only=found.tables_only, bare=not counted(wiring, name), doubts=found.doubts)
 
 
 def _last(complete: Iterable[BackupRecord]) -> tuple[LastBackup, ...]:

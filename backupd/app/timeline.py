@@ -14,6 +14,7 @@ from backupd.app.settings import ServerSettings
 from backupd.app.streamreport import behind_limit
 from backupd.app.targets import history
 from backupd.app.wiring import Wiring
+from backupd.model.backup import BackupRecord
 from backupd.model.clock import format_time, parse_time
 from backupd.model.errors import NotFoundError, RefusedError
 from backupd.recovery.timeline import Objectives, Timeline
@@ -28,7 +29,7 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
     """Raises NotFoundError for a server that is not configured."""
     server = wiring.settings.server(server_name)
     promised = server.policy.objectives if server.usable else None  # a broken policy must not hide what is there
-    records = [one for one in within_reach(wiring, wiring.catalog.backups.list(server_name)) if not one.apart]
+    records = counted(wiring, server_name)
     archived = history(wiring, server, exact=False)
     now = wiring.clock()
     preferences = Preferences(destinations=server.preferred,
@@ -44,9 +45,9 @@ def timeline(wiring: Wiring, server_name: str) -> Timeline:
         archived.gaps if archived else (), now=now, proofs=wiring.catalog.proofs.list(server_name, limit=1),
         predicted_rto=timedelta(seconds=plan.seconds) if plan else None,
         objectives=Objectives(promised.rpo, promised.rto) if promised else None,
-        troubles=_troubles(server, said[0], now) if said and is_streamed else None,
-        warnings=(*kept_apart(wiring, server_name), *not_believed(wiring, server_name),
-                  *(stream_troubles(server_name, said, now) if is_streamed else ())),
+        troubles=place_troubles(server, said[0] if said else None, now),
+        doubts=(*kept_apart(wiring, server_name), *not_believed(wiring, server_name)),
+        warnings=stream_troubles(server_name, said, now) if is_streamed else (),
         places=server.others if server.usable else (), by_dumps=by_dumps(server),
         repeats=archived.resolver.repeats if archived else nobody_knows,
         first_due=None if records or not server.usable else first_to_come(wiring, server_name, now))
@@ -57,9 +58,16 @@ def by_dumps(server: ServerSettings) -> bool:
     return server.usable and server.policy.physical is None and server.policy.logical is not None
 
 
-def _troubles(server: ServerSettings, row: Mapping[str, Any], now: datetime) -> Mapping[str, str]:
-    """By destination, of those that there is something to tell of."""
+def counted(wiring: Wiring, server_name: str) -> list[BackupRecord]:
+    """The backups that a timeline is made of."""
+    return [one for one in within_reach(wiring, wiring.catalog.backups.list(server_name)) if not one.apart]
+
+
+def place_troubles(server: ServerSettings, row: Mapping[str, Any] | None, now: datetime) -> Mapping[str, str]:
+    """By destination, of those that there is something to tell of. ``row``: what the stream said of itself last."""
     found: dict[str, str] = {}
+    if row is None or not server.usable or not streams(server.policy):
+        return found
     for name, one in row.get("destinations", {}).items():
         since = parse_time(one["behind_since"]) if one.get("behind_since") else None
         late = f"lacks binary logs since {format_time(since)}" if since else ""

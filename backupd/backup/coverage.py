@@ -10,6 +10,7 @@ from backupd.engine.census import ROCKSDB, uncovered
 from backupd.engine.tables import Table
 from backupd.model.server import Flavour
 from backupd.model.table import TableName, TablePattern, fits_any
+from backupd.recovery.windows import REPLAY_STOPS
 from policies.schema import Logical
 
 SUBJECT = "engines"
@@ -48,8 +49,8 @@ def rocks_words(names: Sequence[TableName]) -> str:
     shown += f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return (f"the {len(names)} tables of engine {ROCKSDB} are in physical backups, and come back only with a restore "
             "of the whole server as it was at a backup: the private server of a test restore, of a restore of tables "
-            "and of a replay does not load that engine, so these backups are never proved, and a restore to a later "
-            f"moment stops at the first change of their rows: {shown}")
+            "and of a replay does not load that engine, so these backups are never proved, and "
+            f"{REPLAY_STOPS} of their rows: {shown}")
 
 
 def examine_coverage(tables: Iterable[Table], flavour: Flavour, tool: str, logical: Logical | None,

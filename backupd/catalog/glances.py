@@ -22,17 +22,20 @@ from backupd.catalog.logtables import (
     binlog_streams,
 )
 from backupd.catalog.peopletables import messages
-from backupd.catalog.tables import backups, copies, jobs, proofs
+from backupd.catalog.tables import backups, copies, identities, jobs, proofs
 from backupd.model.backup import BackupState
+from backupd.model.identity import Verdict
 from backupd.model.incident import MessageState
 from backupd.model.job import JobState
 from backupd.model.proof import PROVED, RESTORED
 
 Marker = tuple[object, ...]
-"""As long as it is the same, the same backups, copies and binary logs of a server are there."""
+"""As long as it is the same, the same backups, copies and binary logs of a server are there and count."""
 
 BAD_ENDS = frozenset({JobState.FAILED, JobState.ABANDONED, JobState.PARTIAL, JobState.MISSED})
 """Of a last job: somebody should look."""
+NOT_COUNTED = frozenset({JobState.CANCELLED, JobState.SKIPPED})
+"""Ends that say nothing of whether a job of its kind works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +107,14 @@ class Glances:
         """By server."""
         whole = case((copies.c.state == str(BackupState.COMPLETE), 1), else_=0)
         alive = case((backups.c.state == str(BackupState.COMPLETE), 1), else_=0)
+        looked = case((backups.c.missing.is_not(None), 1), else_=0)
+        doubted = case((backups.c.doubtful != "", 1), else_=0)
+        foreign = case((backups.c.foreign, 1), else_=0)
+        own = case((identities.c.verdict != str(Verdict.STRANGER), 1), else_=0)
         queries = (
-            select(backups.c.server, func.count(), func.max(backups.c.finished_at), func.sum(alive))
-            .group_by(backups.c.server),
+            select(backups.c.server, func.count(), func.max(backups.c.finished_at), func.sum(alive), func.sum(looked),
+                   func.sum(doubted), func.sum(foreign)).group_by(backups.c.server),
+            select(identities.c.server, func.count(), func.sum(own)).group_by(identities.c.server),
             select(backups.c.server, func.count(), func.count(copies.c.verified_at), func.sum(whole))
             .join(copies, copies.c.backup_id == backups.c.id).group_by(backups.c.server),
             select(binlog_branches.c.server, func.count(), func.max(binlog_branches.c.noticed_at))
@@ -170,7 +178,7 @@ class Glances:
 
     def last_jobs(self) -> tuple[LastJob, ...]:
         """One for each server, kind and leg. Jobs that were cancelled, and runs that a rule skipped, do not count."""
-        ended = jobs.c.state.not_in([*map(str, OPEN), str(JobState.CANCELLED), str(JobState.SKIPPED)])
+        ended = jobs.c.state.not_in([*map(str, OPEN), *map(str, NOT_COUNTED)])
         last = (select(func.max(jobs.c.id)).where(ended).group_by(jobs.c.server, jobs.c.kind, jobs.c.leg))
         good = (select(jobs.c.server, jobs.c.kind, jobs.c.leg, func.max(jobs.c.finished_at).label("at"))
                 .where(jobs.c.state == str(JobState.SUCCEEDED)).group_by(jobs.c.server, jobs.c.kind, jobs.c.leg)

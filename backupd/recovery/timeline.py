@@ -19,7 +19,7 @@ from backupd.model.server import Position
 from backupd.recovery.branches import Histories
 from backupd.recovery.chains import dumps, restorable
 from backupd.recovery.runs import Place, first_of, last_of, parted, place_of
-from backupd.recovery.windows import Repeats, Window, abandoned, nobody_knows, windows
+from backupd.recovery.windows import Repeats, Window, abandoned, nobody_knows, stops_replay, windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,17 @@ class Objectives:
 
     rpo: timedelta | None = None
     rto: timedelta | None = None
+
+    def rpo_kept(self, lost: timedelta | None, *, young: bool) -> bool | None:
+        """``lost``: what would be, None for everything. None without an objective, and before the first backup is due
+        (``young``)."""
+        if self.rpo is None or (lost is None and young):
+            return None
+        return lost is not None and lost <= self.rpo
+
+    def rto_kept(self, predicted: timedelta | None) -> bool | None:
+        """None without an objective, and where nothing tells how long a restore takes."""
+        return None if self.rto is None or predicted is None else predicted <= self.rto
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +62,9 @@ class Reach:
 class Timeline:
     """``windows`` by branch and time, the one that ends at ``latest`` is the last. ``gaps``: at no destination, or at
     the one that they name. ``predicted_rto``: of a restore to the latest moment; None where there is none.
-    ``warnings``: what makes the end of it doubtful. ``tables_only``: the moments are those to which tables can be
-    restored, out of dumps; the server as a whole cannot. ``first_due``: there is no backup, and none was due yet: the
-    first one starts then."""
+    ``doubts``: what makes the end of it doubtful by what is recorded; ``warnings``: these, and what the stream says
+    now. ``tables_only``: the moments are those to which tables can be restored, out of dumps; the server as a whole
+    cannot. ``first_due``: there is no backup, and none was due yet: the first one starts then."""
 
     server: str
     now: datetime
@@ -64,6 +75,7 @@ class Timeline:
     last_proof: Proof | None = None
     predicted_rto: timedelta | None = None
     objectives: Objectives = field(default_factory=Objectives)
+    doubts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     tables_only: bool = False
     first_due: datetime | None = None
@@ -81,20 +93,16 @@ class Timeline:
 
     @property
     def rpo_kept(self) -> bool | None:
-        """None without an objective, and before the first backup is due."""
-        if self.objectives.rpo is None or self._is_young:
-            return None
-        return self.rpo is not None and self.rpo <= self.objectives.rpo
+        return self.objectives.rpo_kept(self.rpo, young=self.is_young)
 
     @property
     def rto_kept(self) -> bool | None:
-        """None without an objective, where no server is ever restored, and before the first backup is due."""
-        if self.objectives.rto is None or self.tables_only or self._is_young:
-            return None
-        return self.predicted_rto is not None and self.predicted_rto <= self.objectives.rto
+        """None where no server is ever restored, too."""
+        return None if self.tables_only else self.objectives.rto_kept(self.predicted_rto)
 
     @property
-    def _is_young(self) -> bool:
+    def is_young(self) -> bool:
+        """There is nothing yet, and nothing was due."""
         return self.first_due is not None and self.latest is None
 
     def branch_ends(self) -> Iterator[tuple[Branch, datetime | None]]:
@@ -126,14 +134,15 @@ class Timeline:
 def timeline(
     server: str, backups: Iterable[BackupRecord], branches: Iterable[Branch], runs: Iterable[Run],
     gaps: Iterable[Gap] = (), *, now: datetime, proofs: Iterable[Proof] = (), predicted_rto: timedelta | None = None,
-    objectives: Objectives | None = None, troubles: Mapping[str, str] | None = None, warnings: Iterable[str] = (),
-    places: Iterable[str] = (), repeats: Repeats = nobody_knows, by_dumps: bool = False,
+    objectives: Objectives | None = None, troubles: Mapping[str, str] | None = None, doubts: Iterable[str] = (),
+    warnings: Iterable[str] = (), places: Iterable[str] = (), repeats: Repeats = nobody_knows, by_dumps: bool = False,
     first_due: datetime | None = None,
 ) -> Timeline:
     """``backups``, ``runs``: of all destinations, those of other servers are left out. ``predicted_rto``: of a restore
-    to the latest moment (restore.planner tells it). ``troubles``: of destinations, ``warnings``: of the stream.
-    ``places``: destinations that are told of though they hold nothing. ``repeats``: see ``windows``. ``by_dumps``: only
-    dumps are taken of it, so where no physical backup can be restored the moments are those of tables."""
+    to the latest moment (restore.planner tells it). ``troubles``: of destinations, ``doubts``: of what is recorded,
+    ``warnings``: of the stream. ``places``: destinations that are told of though they hold nothing. ``repeats``: see
+    ``windows``. ``by_dumps``: only dumps are taken of it, so where no physical backup can be restored the moments are
+    those of tables."""
     backups = tuple(backups)
     own_gaps = [gap for gap in gaps if gap.server == server]
     pieces = parted([run for run in runs if run.server == server], own_gaps)
@@ -153,6 +162,7 @@ def timeline(
                              repeats=repeats)
                for name in names}
     reaches = [_reach(name, reached[name], found, now, (troubles or {}).get(name, "")) for name in names]
+    doubts = (*_future(usable, now), *_stops(usable, found), *_abandoned(together, found), *doubts)
     return Timeline(
         server=server, now=now, windows=tuple(_placed(found, reached, held)),
         gaps=tuple(_gaps(together, alone, own_gaps, now)),
@@ -160,7 +170,7 @@ def timeline(
         last_proof=max((proof for proof in proofs if proof.server == server), key=lambda proof: proof.finished_at,
                        default=None),
         predicted_rto=predicted_rto, objectives=objectives or Objectives(),
-        warnings=(*_future(usable, now), *_warnings(together, found, reaches, troubles or {}, warnings)),
+        doubts=doubts, warnings=(*doubts, *_warnings(reaches, troubles or {}, warnings)),
         tables_only=tables_only,
         first_due=first_due)
 
@@ -173,10 +183,19 @@ def _future(backups: Iterable[BackupRecord], now: datetime) -> Iterator[str]:
                    "was wrong or is, so it does not count for what would be lost")
 
 
-def _warnings(histories: Histories, found: Sequence[Window], reaches: Sequence[Reach], troubles: Mapping[str, str],
-              told: Iterable[str]) -> Iterator[str]:
+def _stops(backups: Sequence[BackupRecord], found: Sequence[Window]) -> Iterator[str]:
+    """Of the backup from which a restore to the latest moment begins."""
+    newest = max(backups, key=lambda backup: (backup.finished_at, backup.id), default=None)
+    if newest is not None and found and found[-1].run is not None:
+        yield from (f"{newest.id}: {warning}" for warning in stops_replay(newest))
+
+
+def _abandoned(histories: Histories, found: Sequence[Window]) -> Iterator[str]:
     if found and (why := abandoned(histories, found[-1])):
         yield f"recoverable up to {format_time(found[-1].end)}, but {why}"
+
+
+def _warnings(reaches: Sequence[Reach], troubles: Mapping[str, str], told: Iterable[str]) -> Iterator[str]:
     yield from told
     yield from (f"destination {name}: {trouble}" for name, trouble in troubles.items())
     last = [reach for reach in reaches if reach.behind == timedelta(0)]

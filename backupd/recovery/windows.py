@@ -26,6 +26,8 @@ _SKEW = timedelta(seconds=10)
 """Two hosts of ours may differ by so much, and reading a catalog may take as long. What was confirmed at a moment that
 is further ahead was told by a clock that was wrong, and says nothing."""
 _TRIES = 8
+REPLAY_STOPS = "a restore to a later moment stops at the first change"
+"""In a warning of a backup: binary logs are replayed onto it only as long as they do not change some of its tables."""
 
 Repeats = Callable[[RouteLeg], bool]
 """Does a leg repeat, at its beginning, something that is executed where the copy stands? Only the index tells."""
@@ -123,6 +125,11 @@ def _of(histories: Histories, base: BackupRecord, now: datetime) -> Window:
 def not_rolled(base: BackupRecord) -> str:
     """Why no binary log is replayed onto ``base``, whatever is archived; "" where it is."""
     return no_roll_forward(base.flavour, Version.parse(base.server_version)) if base.server_version else ""
+
+
+def stops_replay(base: BackupRecord) -> tuple[str, ...]:
+    """What ``base`` itself says of tables whose changes no replay onto it can make."""
+    return tuple(warning for warning in base.warnings if REPLAY_STOPS in warning)
 
 
 def _why_a_point(histories: Histories, base: BackupRecord, branch: Branch | None) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backupd.alerts.ledger import Ledger
-from backupd.app.objectives import ObjectivesWatch
+from backupd.app.objectives import ObjectivesWatch, first_to_come
 from backupd.app.schedule import due_times, legs
 from backupd.app.settings import load_settings
 from backupd.app.wiring import Wiring
@@ -50,9 +50,9 @@ class Desk:
             server="db1", id="b", noticed_at=at, reason=BranchReason.FIRST, server_uuid="", flavour="mariadb",
             basename="bin", first_number=1))
 
-    def read(self, _wiring: Wiring, server: str) -> Timeline:
+    def read(self, wiring: Wiring, server: str) -> Timeline:
         if self.latest is None:
-            return Timeline(server, self.now, (), (), (), ())
+            return Timeline(server, self.now, (), (), (), (), first_due=first_to_come(wiring, server, self.now))
         window = replace(_WINDOW, end=self.latest)
         reach = Reach("local", self.latest, timedelta(0), self.now - self.latest)
         others = [Reach("far", self.far, timedelta(0), self.now - self.far)] if self.far else []

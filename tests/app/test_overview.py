@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from backupd.app import standing
+from backupd.app import protection, standing
+from backupd.app.incidents import Incidents
 from backupd.app.measuring import measure
 from backupd.app.objectives import ObjectivesWatch
 from backupd.app.overview import ServerOverview, Status, overview
+from backupd.app.places import findings
 from backupd.app.placeview import Glimpse, PlaceView, places
 from backupd.app.reachwatch import ReachWatch
 from backupd.app.restores import plan
@@ -89,7 +91,8 @@ class Desk:
 
     def stream(self, state: str = "streaming", *, ago: timedelta = timedelta(0)) -> None:
         self.catalog.binlogs.set_stream_state("db1", {
-            "state": state, "since": "2026-11-21T10:00:00Z", "error": "no route to host\nhint: x", "trouble": "",
+            "state": state, "since": "2026-11-21T10:00:00Z", "trouble": "",
+            "error": "" if state == "streaming" else "no route to host\nhint: x",
             "destinations": {}, "owner": owner(), "spool_bytes": 7, "max_spool_bytes": 9}, self.clock.now - ago)
 
     def job(self, number: int, state: JobState, *, leg: str = "physical.full", message: str = "") -> JobRecord:
@@ -295,6 +298,28 @@ def test_backups_that_nobody_verified_in_time_are_told(desk: Desk) -> None:
     assert "no backup of the last 1d 6h is protected" in desk.why()[0][1]
     desk.catalog.backups.mark_copy_verified(samples.backup().id, "local", NOW)
     assert (desk.look().protected, desk.look().status) == (1, Status.GOOD)
+
+
+def test_what_is_at_a_place_that_was_seen_empty_protects_nothing_until_it_is_there_again(desk: Desk) -> None:
+    at = NOW - 30 * HOUR
+    record = desk.backup(ago=30 * HOUR)
+    place, marker = Glimpse("local"), desk.office.base / "repository" / "repository.json"
+    desk.wiring.destination("local").initialise(at)
+
+    def seen() -> tuple[int, bool, bool]:
+        """By the page and the metrics; by the command line; did the watch tell?"""
+        protection.look(desk.wiring, Incidents(desk.catalog), "db1", NOW)
+        (told,) = protection.with_protection(desk.wiring, [record])
+        return desk.look().protected, told.protected, bool(desk.catalog.events.list(kind="not-protected"))
+
+    place.step(desk.wiring, NOW)
+    assert seen() == (1, True, False)
+    emptied = marker.rename(marker.with_name("away"))
+    place.step(desk.wiring, NOW)
+    assert seen() == (0, False, True)
+    emptied.rename(marker)
+    findings(desk.wiring)  # what `backupd check` asks
+    assert seen()[:2] == (1, True)
 
 
 def test_a_policy_that_cannot_be_used_is_bad_and_what_there_is_is_still_told(short_tmp: Path) -> None:

@@ -79,6 +79,7 @@ def test_what_is_said_of_tables_of_myrocks_is_what_comes_of_them(
     house.server.execute("INSERT INTO shop.r VALUES (3, 'three')")
     Archive(house, house.server).take()
     assert "a restore to a later moment stops at the first change" in house.run("plan", SERVER, "--to", "latest").all
+    assert "! " + backup["id"] + ": the 1 tables of engine ROCKSDB" in house.run("timeline", SERVER).all
     assert "ROCKSDB" in house.fails("restore", SERVER, "--to", "latest", "--datadir", str(short_tmp / "later")).all
     assert not (short_tmp / "later").exists()
 

@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from backupd.backup.coverage import rocks_words
 from backupd.cli.screen import Screen
 from backupd.cli.timeline import show_timeline
 from backupd.model.backup import BackupKind, BackupRecord, BackupState, Copy
 from backupd.model.binlog import Branch, BranchReason, Ending, Run
 from backupd.model.manifest import Stats
 from backupd.model.server import Position
+from backupd.model.table import TableName
 from backupd.recovery.runs import executed, same_state
 from backupd.recovery.timeline import Objectives, Timeline, timeline
 
@@ -80,6 +82,21 @@ def test_of_a_server_of_which_only_dumps_are_taken_the_moments_are_those_of_tabl
     assert timeline("shop", dumps, (FIRST,), WHOLE, now=NOW).latest is None, "whose policy takes physical ones"
     whole = timeline("shop", (*dumps, backup(5, 5)), (FIRST,), WHOLE, now=NOW, by_dumps=True)
     assert (whole.tables_only, whole.windows[0].begin) == (False, at(5))
+
+
+def test_of_tables_whose_changes_are_not_replayed_the_timeline_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    told = rocks_words([TableName("shop", "r")])
+    rocks = replace(BACKUPS[1], warnings=("the clock was wrong", told))
+    found = timeline("shop", (BACKUPS[0], rocks), (FIRST,), WHOLE, now=NOW)
+    assert found.warnings == (f"{rocks.id}: {told}",)
+    show_timeline(Screen(as_json=False), found)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (f"! {rocks.id}: the 1 tables of engine ROCKSDB are in physical backups, and come back only with a restore "
+            "of the whole server as it was at a backup: the private server of a test restore, of a restore of tables "
+            "and of a replay does not load that engine, so these backups are never proved, and a restore to a later "
+            "moment stops at the first change of their rows: shop.r") in shown
+    assert timeline("shop", (replace(rocks, finished_at=at(1)), BACKUPS[1]), (FIRST,), WHOLE, now=NOW).warnings == ()
+    assert timeline("shop", (rocks,), (), (), now=NOW).warnings == (), "nothing is replayed at all"
 
 
 def test_before_the_first_backup_is_due_no_promise_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
