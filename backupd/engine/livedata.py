@@ -93,8 +93,8 @@ def reader_of(datadir: Path, session: Session) -> str | None:
     if process not in (found.st_uid, 0):  # root may have opened the socket for it, as systemd does
         answers = "is no process of this host" if process is None else f"is a process of {user_words(process)}"
         raise RefusedError(
-            f"the data directory {datadir}, which the server names, belongs to {user_words(found.st_uid)}, and what answers "
-            f"at {session.connection.address} {answers}: nothing is read there as somebody else",
+            f"the data directory {datadir}, which the server names, belongs to {user_words(found.st_uid)}, and what "
+            f"answers at {session.connection.address} {answers}: nothing is read there as somebody else",
             hint="reach the server by its own socket; is the folder its own, give it to the user it runs as: chown -R")
     return _named_user(found.st_uid, found.st_gid)
 
@@ -230,7 +230,14 @@ def _kind(found: os.stat_result) -> str:
     return kinds.get(stat.S_IFMT(found.st_mode), "a device")
 
 
-from backupd.process.otherfolders import powers_of, user_words
+def _named_user(uid: int, gid: int) -> str:
+    """As of Command; ``gid`` where the user has no name here, as a container's."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"{uid}:{gid}"
+
+
 def _named(session: Session, variables: Mapping[str, str]) -> Iterator[Path]:
     """What lies outside of the data directory by what the server says."""
     paths = [*system_files(variables), *(variables.get(name, "").removeprefix("FILE:") for name in _NAMED),
