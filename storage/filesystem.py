@@ -145,7 +145,7 @@ class FilesystemDestination:
             if inside and entry.is_symlink():
                 raise self._folder.linked(key, f"listing {prefix}")
             if is_folder:
-                if inside:
+                if inside and key.count("/") + 1 < layout.DEEPEST:
                     yield from self._walk(key + "/", prefix)
             elif key.startswith(prefix):
                 try:

@@ -95,6 +95,9 @@ class Folder:
             yield
         except OSError as error:
             raise self.failure(error, doing) from error
+        except RecursionError as error:
+            deep = OSError(errno.ENAMETOOLONG, "folders lie in folders in folders there, more than any of ours")
+            raise self.failure(deep, doing) from error
 
     def failure(self, error: OSError, doing: str) -> DestinationError:
         what = f"destination {self.name} ({self.root}): {doing} failed"

@@ -75,6 +75,9 @@ SEGMENT = "segment.json"
 SEALED = ".zst.gpg"
 SIGNATURE = ".sig"
 
+DEEPEST = 5
+"""Parts of the longest key. What lies deeper, outside of trees, is none of ours, and is not gone through."""
+
 _OBJECT = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 _HELD_ALL = HELD + "all/servers.json"
 _HELD_SERVER = "server.json"

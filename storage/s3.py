@@ -37,6 +37,8 @@ _TRUSTED_SECONDS = 30.0
 """How long the marker, once seen, is not looked for again when a key is missing."""
 ABANDONED = timedelta(days=1)
 """Nobody can tell from here whether another machine's unfinished upload goes on: one so old does not."""
+_BARREN = 1000
+"""Pages of a listing, each of up to a thousand keys, in which there may be nothing of ours, one after the other."""
 _NEVER_REPLACED = frozenset({layout.MANIFEST})
 
 
@@ -123,8 +125,10 @@ class S3Destination:
     def _list(self, prefix: str, doing: str) -> Iterator[ObjectInfo]:
         fields: dict[str, Any] = {"Bucket": self._config.bucket, "Prefix": self._bucket.full(prefix)}
         last = ""
+        barren = 0
         while True:
             page = self._bucket.call(doing, lambda client: client.list_objects_v2(**fields))
+            before = last
             for item in page.get("Contents", ()):
                 key = item["Key"].removeprefix(self._bucket.prefix)
                 if not _is_ours(key):
@@ -137,7 +141,14 @@ class S3Destination:
                 yield ObjectInfo(key, item["Size"], _second(item["LastModified"]))
             if not page.get("IsTruncated") or not page.get("NextContinuationToken"):
                 return
+            barren = barren + 1 if last == before else 0
+            if barren > _BARREN or page["NextContinuationToken"] == fields.get("ContinuationToken"):
+                raise self._endless(doing, f"{barren} pages without a key of ours, and it says that there are more")
             fields["ContinuationToken"] = page["NextContinuationToken"]
+
+    def _endless(self, doing: str, detail: str) -> DestinationError:
+        return DestinationError(f"{self._bucket.words.place}: {doing} failed", detail=detail,
+                                hint="this server does not list to an end; look at its log, or use one that does")
 
     def delete(self, key: str) -> None:
         layout.check_key(key)
@@ -285,7 +296,10 @@ class S3Destination:
                     yield key, item["UploadId"]
             if not page.get("IsTruncated"):
                 return
-            behind = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            before = behind
+            behind = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
+            if None in behind.values() or behind == before:
+                raise self._endless("looking for leftovers", "it says that there are more, and goes on where it was")
 
     def _unfinished(self, behind: Mapping[str, Any]) -> ListMultipartUploadsOutputTypeDef:
         """A page of the uploads that are under way."""

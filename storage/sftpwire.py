@@ -30,6 +30,8 @@ _SIZE, _OWNER, _MODE, _TIMES, _EXTENDED = 0x01, 0x02, 0x04, 0x08, 0x80000000
 _INIT, _VERSION, _OPEN, _CLOSE, _GET, _PUT, _LSTAT, _FSTAT = 1, 2, 3, 4, 5, 6, 7, 8
 _OPENDIR, _READDIR, _REMOVE, _MKDIR, _RMDIR, _REALPATH, _STAT, _RENAME, _EXTEND = 11, 12, 13, 14, 15, 16, 17, 18, 200
 _STATUS, _HANDLE, _DATA, _NAME, _ATTRIBUTES, _EXTEND_REPLY = 101, 102, 103, 104, 105, 201
+_MOST_NAMES = 2_000_000
+"""In one folder: no destination has as many."""
 _LARGEST = 4 << 20
 """No server sends a longer answer; a longer one is no SFTP."""
 
@@ -231,7 +233,11 @@ class Wire:
                 unread = {}
                 for index, number in reading.items():
                     with _unless(END):
-                        found[index] = [*(found[index] or ()), *self._answer(number, _NAME).names()]
+                        more = list(self._answer(number, _NAME).names())
+                        there = found[index] = found[index] or []
+                        there += more
+                        if not more or len(there) > _MOST_NAMES:
+                            raise LostError(f"its listing of {paths[index]} does not end: {len(there)} names until now")
                         unread[index] = handles[index]
         finally:
             for closing in [self._request(_CLOSE, _string(handle)) for handle in handles.values()]:
