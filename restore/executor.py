@@ -97,7 +97,7 @@ def listed(connection: Connection, last: Loaded) -> Check:
         besides = compare_named(connection, last)
     except DamagedError as error:
         return Check(LISTED, FAILED, f"{error.message}: {', '.join(error.damages)}")
-    return Check(LISTED, PASSED, "; ".join(besides))
+    return Check(LISTED, PASSED, "; ".join((f"{len(last.body.facts.inventory)} tables", *besides)))
 
 
 class _Restore:

@@ -14,7 +14,7 @@ from pathlib import Path
 from backupd.backup.finding import Finding, error, fine, from_error, warning
 from backupd.engine.census import CLONE, system_files
 from backupd.engine.client import Session
-from backupd.engine.livedata import closed_links, is_folder, reader_of, survey
+from backupd.engine.livedata import READABLE, closed_links, is_folder, reader_of, survey
 from backupd.model.errors import RefusedError
 from backupd.model.server import Flavour, ServerInfo
 from backupd.process.otherfolders import open_plain, powers_of
@@ -92,7 +92,7 @@ def _between(session: Session, info: ServerInfo) -> Iterator[Finding]:
 
 def _files(info: ServerInfo) -> Iterator[Finding]:
     datadir = Path(info.datadir)
-    hint = "run backupd as root or as the database's own user"
+    hint = READABLE
     if not is_folder(datadir):
         reason = "is not on this host" if not os.path.lexists(datadir) else "cannot be entered"
         yield error(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from backupd.cli.screen import Screen
@@ -20,6 +21,8 @@ _KINDS = {
     BackupKind.LOGICAL: "logical",
 }
 _NAMED = 20
+_UNREAD, _ORPHAN, _UNSIGNED = "manifest-intact", "no-orphan-object", "it has no signature"
+"""Words of the JSON documents of fsck and of a verification."""
 _MARKS = {"error": ("FAIL", "bold red"), "warning": ("warn", "yellow"), "ok": ("ok", "green")}
 
 
@@ -286,10 +289,11 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
             screen.line(f"    repaired: replaced by the copy of {damage['repaired_from']}", style="green")
         elif damage["trouble"]:
             screen.line(f"    not repaired: {damage['trouble']}")
-    if left:
-        screen.line(
-            "-> these backups are marked as damaged; take a full backup now, it stores the data afresh"
-        )
+    if any(damage["problem"].endswith(_UNSIGNED) for damage in left):
+        screen.line("-> what has no signature was stored before a signing key was named, or by somebody else. If by "
+                    "you: `backupd catalog sign DESTINATION`, then `backupd verify` again")
+    if any(not damage["problem"].endswith(_UNSIGNED) for damage in left):
+        screen.line("-> these backups are marked as damaged; take a full backup now, it stores the data afresh")
     for place in unread:
         screen.line(f"  {place['destination']}: {place['problem']}")
         screen.line(f"    copies there: {', '.join(place['backups'])}")
@@ -299,14 +303,28 @@ def show_damages(screen: Screen, outcome: Mapping[str, Any]) -> None:
 
 def show_disagreements(screen: Screen, outcome: Mapping[str, Any], *, repaired: bool) -> None:
     """The JSON document of fsck; ``repaired``: whether it was asked to repair."""
+    unread = {one["destination"] for one in outcome["findings"] if one["invariant"] == _UNREAD}
+    kept = Counter(one["destination"] for one in outcome["findings"] if _is_kept(one, unread))
     for finding in outcome["findings"]:
-        screen.line(_finding_text(finding), style="yellow" if finding["repairable"] else "bold red")
+        if not _is_kept(finding, unread):
+            screen.line(_finding_text(finding), style="yellow" if finding["repairable"] else "bold red")
+    for place, count in sorted(kept.items()):
+        screen.line(f"{place}: {count} objects are named by no manifest that can be read; none of them is removed")
+    if unread:
+        screen.line("-> manifests that are not what was stored, or not signed: `backupd verify` puts right what "
+                    "another destination has; what is only unsigned yet: `backupd catalog sign DESTINATION`")
     for finding in outcome["repaired"]:
         screen.line(f"repaired: {_finding_text(finding)}", style="green")
     if outcome["ok"]:
         screen.line("everything agrees", style="green")
     elif not repaired and any(finding["repairable"] for finding in outcome["findings"]):
         screen.line("-> `backupd fsck --repair` mends what can be mended")
+
+
+def _is_kept(finding: Mapping[str, Any], unread: Collection[str]) -> bool:
+    """Is it one of the many objects whose manifest is there, and is told itself?"""
+    return (finding["invariant"] == _ORPHAN and not finding["repairable"]
+            and finding["destination"] in unread and finding["subject"].count("/") == 0)
 
 
 def _finding_text(finding: Mapping[str, Any]) -> str:

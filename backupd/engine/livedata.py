@@ -130,6 +130,10 @@ class Survey:
                  "is the server's own, give it to the server's user with chown")
 
 
+READABLE = ("run backupd as root or as the database's own user, or let its user read the data directory: "
+            "docs/installing.md, \"What works where\", has the commands")
+
+
 def survey(datadir: Path) -> Survey:
     """Look at everything that a physical tool would copy. A link is the server's own where it leads to a file, or as a
     schema to a folder, of the user who owns the data directory. Raises RefusedError where it cannot be read."""
@@ -138,7 +142,7 @@ def survey(datadir: Path) -> Survey:
         return _survey(datadir, owner)
     except OSError as error:
         raise RefusedError(f"the data directory {datadir} cannot be read: {error}",
-                           hint="run backupd as root or as the database's own user") from error
+                           hint=READABLE) from error
 
 
 def _survey(datadir: Path, owner: os.stat_result) -> Survey:

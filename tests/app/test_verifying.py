@@ -12,7 +12,7 @@ import pytest
 from backupd.app.actions import of_verification
 from backupd.app.verification import VerifyOutcome, fsck, verify
 from backupd.catalog.session import Catalog, open_catalog
-from backupd.cli.render import show_damages
+from backupd.cli.render import show_damages, show_disagreements
 from backupd.cli.screen import Screen
 from backupd.model.backup import BackupState
 from backupd.model.progress import silent
@@ -185,6 +185,29 @@ def test_a_run_that_is_told_shows_what_was_repaired_and_what_was_not(shelf: Shel
     assert "3 damaged, 1 of them repaired" in text
     assert "repaired: replaced by the copy of offsite" in text
     assert "not repaired: no other destination has the true bytes" in text
+
+
+def test_manifests_that_are_not_believed_are_told_with_what_to_do_and_their_objects_in_one_line(
+        shelf: Shelf, capsys: pytest.CaptureFixture[str]) -> None:
+    one = shelf.add(1, days=1)
+    for place in shelf.places:
+        spoil(shelf, layout.manifest_key(SERVER, one), place)
+    document = fsck(shelf.wiring, mend=False).as_json()
+    assert sum(found["invariant"] == "no-orphan-object" for found in document["findings"]) > 0
+    show_disagreements(Screen(as_json=False), document, repaired=False)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no-orphan-object" not in text
+    assert "objects are named by no manifest that can be read; none of them is removed" in text
+    assert "`backupd verify` puts right what another destination has" in text
+
+
+def test_what_has_no_signature_is_told_with_the_command_that_signs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    damage = Damage("local", "servers/shop/x/manifest.json", "local: servers/shop/x/manifest.json: it has no signature",
+                    ("x",), trouble="no other destination has the manifest of x")
+    show_damages(Screen(as_json=False), VerifyOutcome(("x",), 0, 0, (damage,)).as_json())
+    text = " ".join(capsys.readouterr().out.split())
+    assert "`backupd catalog sign DESTINATION`, then `backupd verify` again" in text
+    assert "take a full backup" not in text
 
 
 # Archive classes
