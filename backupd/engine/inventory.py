@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Self
 
 from backupd.engine.client import Connection, Session, is_denied
+from backupd.engine.ddllog import unread_changes
 from backupd.engine.dialect import Dialect
 from backupd.engine.filenames import decode_file_name
 from backupd.engine.imports import ImportWatch
@@ -171,6 +172,8 @@ class Stocktaking:
         self.is_whole = True
         self.fetched: list[TableName] = []
         self.imports: ImportWatch | None = None
+        self.unread: tuple[TableName, ...] = ()
+        """Of which the tool does not know that they were changed (``ddllog``)."""
         self._twice = twice
         self._earlier: frozenset[BaseTable] = frozenset()
         self._names: frozenset[TableName] = frozenset()
@@ -314,6 +317,7 @@ class Stocktaking:
             tables = base_tables(session, dialect, self._datadir)
             if self.imports is not None:
                 self.imports.look(session)
+            self.unread = unread_changes(self._datadir) if dialect.flavour is Flavour.MARIADB else ()
             self._names = table_names(session)
             self._schemas = frozenset(
                 str(row[0]) for row in session.query("SELECT SCHEMA_NAME FROM information_schema.SCHEMATA"))
@@ -325,6 +329,8 @@ class Stocktaking:
             self.tables = tables
         except ServerError as error:
             self.problem = f"{error.message}: {error.detail}"
+        except OSError as error:
+            self.problem = f"the server's list of changed definitions cannot be read: {error.strerror}"
         finally:
             self._done.set()
 

@@ -168,6 +168,11 @@ class StreamingCapture:
         stock.settle(position)
         if stock.imports is not None:
             stock.imports.refuse()
+        if stock.unread:
+            raise TablesChangedError(
+                f"a partition was exchanged while the backup ran, and {self.tool.name} reads no change of definitions "
+                f"behind that: {', '.join(name.shown for name in stock.unread[:20])} may be in it as they were before",
+                hint="take the backup at a time without ALTER TABLE ... EXCHANGE PARTITION")
         known = stock.tables is not None and stock.is_whole
         if not known and (doubts.lost or doubts.crossed):
             raise left_out(doubts.lost or doubts.crossed)

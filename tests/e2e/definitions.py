@@ -84,9 +84,10 @@ def tables(server: Server, schema: str, engine: str) -> list[str]:
 
 
 def changes(server: Server, schema: str, engine: str, *, swaps: bool = True, rebuilds: bool = True,
-            discards: bool = True) -> list[str]:
+            discards: bool = True, exchanges: bool = True) -> list[str]:
     """Every statement once, but for those that this server does not know. ``swaps``: tables that take each other's
-    names, too; ``rebuilds``: what rebuilds a table in place; ``discards``: leave a table without its tablespace."""
+    names, too; ``rebuilds``: what rebuilds a table in place; ``discards``: leave a table without its tablespace;
+    ``exchanges``: trade partitions."""
     other = {"MyISAM": "InnoDB", "Aria": "MyISAM", "InnoDB": "Aria" if server.sequences else "MyISAM"}[engine]
     found = [*(_swaps(schema) if swaps else ()), *_changes(schema, engine, other),
              *(_rebuilds(schema) if rebuilds else ())]
@@ -98,6 +99,8 @@ def changes(server: Server, schema: str, engine: str, *, swaps: bool = True, reb
         found += _again(schema, engine, replace=False)
     if engine == "InnoDB":
         found += [*_fulltext(schema), *(_discards(schema) if discards else ())]
+    if exchanges:
+        found.append(f"ALTER TABLE {schema}.traded EXCHANGE PARTITION p1 WITH TABLE {schema}.trade")
     return spoken(server, *found)
 
 
@@ -135,7 +138,6 @@ def _swaps(schema: str) -> Iterator[str]:
     yield f"RENAME TABLE {schema}.swap1 TO {schema}.t, {schema}.swap2 TO {schema}.swap1, {schema}.t TO {schema}.swap2"
     yield (f"RENAME TABLE {schema}.cycle1 TO {schema}.t, {schema}.cycle2 TO {schema}.cycle1, "
            f"{schema}.cycle3 TO {schema}.cycle2, {schema}.t TO {schema}.cycle3")
-    yield f"ALTER TABLE {schema}.traded EXCHANGE PARTITION p1 WITH TABLE {schema}.trade"
 
 
 def _changes(schema: str, engine: str, other: str) -> Iterator[str]:

@@ -130,7 +130,7 @@ def test_every_statement_between_and_during_increments(stack: Stack, busy: House
         for schema, engine, when in schemas:
             if when == now:
                 between = now == 0
-                server.execute(*changes(server, schema, engine, swaps=between, discards=False,
+                server.execute(*changes(server, schema, engine, swaps=between, discards=False, exchanges=between,
                                         rebuilds=between or stack.mariadb))  # of which XtraBackup fails
 
     change(0)
@@ -278,6 +278,7 @@ def test_every_statement_during_a_dump(stack: Stack, busy: House, short_tmp: Pat
     sql = short_tmp / "sql"
     done = house.run("restore", SERVER, "--to", f"backup:{record['id']}", "--tables", "*.*", "--sql", str(sql))
     assert done.code == process.returncode, done.all
+    assert (sql / "load.sh").is_file(), done.all
     with stack.make() as other:
         loaded = subprocess.run(["sh", str(sql / "load.sh"), f"--defaults-file={other.client_file()}"], check=False,
                                 env={**os.environ, "CLIENT": str(stack.replay()[1])}, capture_output=True, text=True)
