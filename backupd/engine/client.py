@@ -184,10 +184,12 @@ class Session:
             password=connection.password.encode(),
             charset="utf8mb4",
             autocommit=True,
-            # A limit of the server's would cut the list of tables short, and every other answer. Primary keys that
-            # the server made (from 8.0.30 on) are columns like others: rows are not the same without.
-            init_command="SET SESSION sql_select_limit = 18446744073709551615 "
-                         "/*!80030 , show_gipk_in_create_table_and_information_schema = 1 */",
+            # Limits that a server has for its applications would cut the list of tables short, and every other answer,
+            # refuse to look (max_join_size), or end it. Primary keys that the server made (from 8.0.30 on) are columns
+            # like others: rows are not the same without.
+            init_command="SET SESSION sql_select_limit = 18446744073709551615, sql_big_selects = 1 "
+                         "/*!80030 , show_gipk_in_create_table_and_information_schema = 1 */ "
+                         "/*!50708 , max_execution_time = 0 */ /*M!100101 , max_statement_time = 0 */",
             connect_timeout=max(1, round(connection.connect_timeout)),
             read_timeout=connection.answer_timeout,
             write_timeout=connection.answer_timeout,

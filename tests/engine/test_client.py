@@ -186,6 +186,14 @@ def test_a_session_asks_and_answers_and_names_what_it_could_not(shared_server: P
         assert not is_denied(caught.value)
 
 
+def test_limits_that_a_server_has_for_its_applications_are_none_for_a_session(server: PrivateServer) -> None:
+    limits = {"max_statement_time": "0.001", "max_join_size": "1", "sql_select_limit": "1"}
+    server.execute(*(f"SET GLOBAL {name} = {value}" for name, value in limits.items()))
+    with Connection(socket=str(server.socket), user=SERVICE_USER, password=SERVICE_PASSWORD).connect() as session:
+        assert session.scalar("SELECT SLEEP(0.1)") == 0  # one that was ended gives 1
+        assert len(session.query("SELECT a.COLUMN_NAME FROM information_schema.COLUMNS a LIMIT 10")) == 10
+
+
 def test_a_password_of_any_letters_logs_in(server: PrivateServer) -> None:
     password = "pä数'\"\\ #ß€"
     server.create_user("wide", password, ["SELECT"])

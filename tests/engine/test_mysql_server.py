@@ -74,6 +74,20 @@ def test_a_probe_with_the_granted_privileges_alone_sees_everything(source: MySQL
     assert not [warning for warning in probed.warnings if "engine" in warning]
 
 
+def test_limits_that_a_server_has_for_its_applications_keep_nobody_from_a_probe(
+        source: MySQLServer, service: Connection) -> None:
+    limits = {"max_join_size": 10}
+    if source.version >= Version(5, 7, 8):
+        limits["max_execution_time"] = 1
+    source.execute(*(f"SET GLOBAL {name} = {value}" for name, value in limits.items()))
+    try:
+        with service.connect() as session:
+            assert examine(session).info.tables
+            assert session.scalar("SELECT SLEEP(0.1)") == 0  # one that was ended gives 1
+    finally:
+        source.execute(*(f"SET GLOBAL {name} = DEFAULT" for name in limits))
+
+
 def test_the_privileges_that_are_asked_for_are_those_that_are_found(source: MySQLServer, service: Connection) -> None:
     wanted = needs(dialect_of(source.flavour, source.version))
     with service.connect() as session:
