@@ -1,0 +1,241 @@
+"""What a backup, a plan and a restore pass through, and what commands cost; for scripts/figures.py, which starts this.
+
+    PYTHONPATH=ROOT ROOT/.venv/bin/python scripts/trace.py trace|cpu
+
+``trace``: on a private MariaDB, in this process, with the test support of ROOT, and with functions of the product alone
+("our" frames; a file counts once). A thread's stack is continued by that of who started it.
+
+backup to commit       the stack in the moment when the manifest gets its name, from `backupd backup` on
+restore: asked         from the route of POST /v1/restores (what the framework calls before is not on its stack) to the
+                       queued job
+restore: done          from `backupd run-job`, which the worker starts, to the statement that lets the copy's server
+                       begin with the first event of the archived binary logs
+restore, both          files of the two together
+plan                   of `backupd plan`: every file entered, those of restore/ among them, and how often the walk
+                       goes from one file of restore/ to another one
+
+``cpu``: read-only commands over an installation with some weeks in its catalog and no server that answers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path.cwd()
+PACKAGES = ("backupd", "api", "storage", "restore", "policies")
+REPLAY = ("START SLAVE", "START REPLICA")
+READING = (["--version"], ["--help"], ["backups"], ["jobs"], ["alerts"], ["token", "list"], ["audit"],
+           ["timeline", "db1"], ["retention", "db1"], ["policy", "validate"])
+ROUNDS = 3
+
+
+@dataclass
+class Stack:
+    """Files of ours, one for each frame, the outermost first."""
+
+    files: list[str] = field(default_factory=list)
+
+    @property
+    def distinct(self) -> set[str]:
+        return set(self.files)
+
+
+def ours(frame: FrameType) -> str | None:
+    path = frame.f_code.co_filename
+    if not path.startswith(f"{ROOT}/"):
+        return None
+    inner = path[len(str(ROOT)) + 1:]
+    return inner if inner.partition("/")[0] in PACKAGES else None
+
+
+def stack_from(frame: FrameType | None) -> Stack:
+    files: list[str] = []
+    while frame is not None:
+        if (name := ours(frame)) is not None:
+            files.append(name)
+        frame = frame.f_back
+    begun: list[str] = getattr(threading.current_thread(), "begun_by", [])
+    return Stack(begun + files[::-1])
+
+
+@contextmanager
+def threads_continue() -> Iterator[None]:
+    """Every thread knows the stack that it was started from."""
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        thread.begun_by = stack_from(inspect.currentframe()).files  # type: ignore[attr-defined]
+        start(thread)
+
+    threading.Thread.start = noted  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
+@contextmanager
+def calls(seen: Callable[[FrameType], None]) -> Iterator[None]:
+    """``seen`` hears of every call of a Python function, in all threads that begin from now on, and in this one."""
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            seen(frame)
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def command(*arguments: str) -> None:
+    """`backupd ARGUMENTS` here. Raises RuntimeError unless it succeeds."""
+    from backupd.cli.main import main
+
+    with redirect_stdout(StringIO()) as out:
+        code = main(arguments)
+    if code != 0:
+        raise RuntimeError(f"backupd {' '.join(arguments)}: exit {code}\n{out.getvalue()}")
+
+
+def backup_to_commit(server: str) -> Stack:
+    found: list[Stack] = []
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in ("os.rename", "os.link") and os.fsdecode(arguments[1]).endswith("manifest.json"):
+            found.append(stack_from(inspect.currentframe()))
+
+    sys.addaudithook(audit)
+    with threads_continue():
+        command("backup", server, "--kind", "full")
+    return found[0]
+
+
+def restore_asked(house: Any, server: str) -> tuple[Stack, list[str]]:
+    """And the words of the command that does the job."""
+    from backupd.app.settings import load_settings
+    from tests.api.rig import rig
+
+    found: list[Stack] = []
+    with rig(load_settings(house.config)) as running:
+        restores = type(running.catalog.restores)
+        queue = restores.queue
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            found.append(stack_from(inspect.currentframe()))
+            return queue(*arguments, **named)
+
+        restores.queue = noted  # type: ignore[method-assign]
+        answer = running.client("admin").post("/v1/restores", json={
+            "server": server, "target": "latest", "datadir": str(house.base / "restored")})
+        if answer.status_code != 202:
+            raise RuntimeError(answer.text)
+        job = running.catalog.jobs.claim("figures", running.wiring.clock())
+        if job is None:
+            raise RuntimeError("the restore is not in the queue")
+        return found[0], ["run-job", job.id, "--token", str(job.token)]
+
+
+def restore_done(words: list[str]) -> Stack:
+    found: list[Stack] = []
+
+    def seen(frame: FrameType) -> None:
+        if frame.f_code.co_name == "execute" and not found and ours(frame) is not None:
+            said = [value for value in frame.f_locals.values() if isinstance(value, str | tuple)]
+            if any("".join(text)[:13].startswith(REPLAY) for text in said if all(isinstance(one, str) for one in text)):
+                found.append(stack_from(frame))
+
+    with threads_continue(), calls(seen):
+        command(*words)
+    return found[0]
+
+
+def plan_entered(server: str, datadir: Path) -> dict[str, Any]:
+    entered: dict[str, None] = {}
+    walk: list[str] = []
+
+    def seen(frame: FrameType) -> None:
+        name = ours(frame)
+        if name is not None and frame.f_code.co_name != "<module>":
+            entered.setdefault(name)
+            if name.startswith("restore/") and (not walk or walk[-1] != name):
+                walk.append(name)
+
+    with calls(seen):
+        command("plan", server, "--to", "latest", "--datadir", str(datadir))
+    return {"plan: files entered": len(entered),
+            "plan: files of restore/ entered": sorted(name for name in entered if name.startswith("restore/")),
+            "plan: steps between files of restore/": len(walk) - 1}
+
+
+def trace() -> dict[str, Any]:
+    from tests.e2e.archived import Archive
+    from tests.e2e.house import SERVER, House
+    from tests.support import sample
+    from tests.support.keys import operator_keys
+    from tests.support.mariadb import PrivateServer
+    from tests.support.places import short_directory
+
+    with short_directory() as base, operator_keys() as keys, PrivateServer() as server:
+        server.create_backup_users()
+        sample.create(server)
+        house = House(base, server, keys)
+        os.environ |= house.environment()
+        backup = backup_to_commit(SERVER)
+        server.execute("UPDATE shop.order_lines SET amount = amount + 1")
+        Archive(house, server).take()
+        planned = plan_entered(SERVER, base / "planned")
+        asked, words = restore_asked(house, SERVER)
+        done = restore_done(words)
+    shown = {"backup to commit": backup, "restore: asked": asked, "restore: done": done}
+    result: dict[str, Any] = {}
+    for name, stack in shown.items():
+        result |= {f"{name}: frames": len(stack.files), f"{name}: files": list(dict.fromkeys(stack.files))}
+    return result | {"restore, both: files": len(asked.distinct | done.distinct)} | planned
+
+
+def cpu() -> dict[str, Any]:
+    from backupd.app.wiring import Wiring
+    from backupd.catalog.session import open_catalog
+    from tests.api.state import fill, two_servers
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="figures-") as folder:
+        settings = two_servers(Path(folder))
+        with open_catalog(settings.catalog) as catalog:
+            fill(Wiring(settings, catalog))
+        environment = {**os.environ, "BACKUPD_CONFIG": str(settings.file), "BACKUPD_RUNTIME": f"{folder}/run"}
+        for words in READING:
+            seconds = []
+            for _ in range(ROUNDS):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                done = subprocess.run([str(ROOT / ".venv/bin/backupd"), *words], env=environment, check=False,
+                                      capture_output=True, text=True)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                if done.returncode not in (0, 1):
+                    raise RuntimeError(f"backupd {' '.join(words)}: exit {done.returncode}\n{done.stderr}")
+                seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            found[f"CPU s of backupd {' '.join(words)}"] = round(statistics.median(seconds), 2)
+    return found
+
+
+if __name__ == "__main__":
+    answered = {"trace": trace, "cpu": cpu}[sys.argv[1]]()
+    print(json.dumps(answered))
