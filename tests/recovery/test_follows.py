@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -37,6 +38,12 @@ def test_a_file_of_which_nobody_knows_whether_it_is_whole_is_gone_on_from_by_gti
     one, other = run(1, ending, "", after), run(2, Ending.OPEN, before, before)
     assert follows(one, other) is proved
     assert len(joined([one, other])) == (1 if proved else 2)
+
+
+def test_a_piece_follows_the_one_that_ends_where_it_begins() -> None:
+    one = replace(run(1, Ending.OPEN, "", ""), last_pos=400)
+    assert follows(one, replace(run(1, Ending.OPEN, "", ""), first_pos=400))
+    assert not follows(one, replace(run(1, Ending.OPEN, "", ""), first_pos=401))
 
 
 def test_the_beginning_of_the_next_file_is_reached_only_by_a_file_that_may_be_whole() -> None:
