@@ -1,5 +1,5 @@
-"""Where in the product, or in its tests, a class or function is defined: by its name, so that a list of names stays
-true when files move."""
+"""Where in the product, or in its tests, a class, function or value is defined: by its name, so that a list of names
+stays true when files move."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PACKAGES = ("backupd", "api", "storage", "restore", "policies")
 
 @dataclass(frozen=True)
 class Definition:
-    """``name``: of a function or class, below a class ``Class.name``."""
+    """``name``: of a function, a class or a value of a module, below a class ``Class.name``."""
 
     name: str
     path: Path
-    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    node: ast.stmt
 
     @property
     def file(self) -> str:
@@ -39,7 +39,8 @@ def _definitions(path: Path) -> tuple[Definition, ...]:
 
 def _named(name: str, *folders: str) -> list[Definition]:
     """Functions within functions are left out."""
-    words = re.compile(rf"\b(def|class) {name.rpartition('.')[2]}\b")
+    last = name.rpartition(".")[2]
+    words = re.compile(rf"\b(def|class) {last}\b|^{last} = ", re.MULTILINE)
     return [one for path, text in _texts(*folders).items() if words.search(text)
             for one in _definitions(path) if one.name == name]
 
@@ -50,6 +51,8 @@ def _below(path: Path, body: list[ast.stmt], prefix: str) -> Iterator[Definition
             yield Definition(prefix + node.name, path, node)
             if isinstance(node, ast.ClassDef):
                 yield from _below(path, node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and not prefix:
+            yield Definition(node.targets[0].id, path, node)
 
 
 def in_product(name: str) -> list[Definition]:
