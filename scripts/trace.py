@@ -40,7 +40,7 @@ ROOT = Path.cwd()
 PACKAGES = ("backupd", "api", "storage", "restore", "policies")
 REPLAY = ("START SLAVE", "START REPLICA")
 READING = (["--version"], ["--help"], ["backups"], ["jobs"], ["alerts"], ["token", "list"], ["audit"],
-           ["timeline", "db1"], ["retention", "db1"], ["policy", "validate"])
+           ["timeline", "db1"], ["retention", "db1"], ["policy", "schema"])
 ROUNDS = 3
 
 
