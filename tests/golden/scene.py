@@ -22,6 +22,7 @@ from backupd.app.settings import Settings, load_settings
 from backupd.app.wiring import Wiring
 from backupd.catalog.session import open_catalog
 from backupd.model.clock import parse_time
+from tests.api import rig
 from tests.app.house import Clock
 from tests.e2e.house import SERVER
 from tests.support.keys import Keys, gpg, make_home, stop_agent
@@ -38,6 +39,7 @@ _OWNER = re.compile(re.escape(socket.gethostname()) + r" [0-9a-f-]{36} pid:\[\d+
 def countable(patch: pytest.MonkeyPatch) -> None:
     """Let ids and secrets count from one, and every disk be as large as any other."""
     numbers = itertools.count(1)
+    patch.setattr(rig, "_names", itertools.count(1))
     blocks = (4096, 4096, 2**28, 2**27, 2**27, 2**20, 2**19, 2**19, 0, 255)
     patch.setattr("os.statvfs", lambda _path: os.statvfs_result(blocks))
     patch.setattr("secrets.token_hex", lambda size=4: f"{next(numbers):0{2 * size}x}")
