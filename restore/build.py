@@ -13,7 +13,7 @@ from threading import Event
 
 from backupd.engine.census import is_copied
 from backupd.engine.client import Connection
-from backupd.engine.datafiles import rejoin_renamed, remove_dropped_schemas, verify_tables
+from backupd.engine.datafiles import of_others, rejoin_renamed, remove_dropped_schemas, verify_tables
 from backupd.engine.external import remap
 from backupd.engine.inventory import engines_of
 from backupd.engine.launch import options_for_copy
@@ -152,10 +152,13 @@ def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
     facts = last.body.facts
     if facts.inventory is None or last.whole is not None:
         return ()
-    files = (path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file())
+    files = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
     known = frozenset(facts.missing)
-    _refuse_lost([table.name for table in absent(_copied(last), list(files), {})], last,
+    _refuse_lost([table.name for table in absent(_copied(last), files, {})], last,
                  "are not in the prepared copy", "nothing was put in place; ")
+    if facts.server.flavour is Flavour.MARIADB:  # others' tools are listed before their run, and TRUNCATE goes on
+        _refuse_lost(of_others(base, files, _copied(last)), last, "have the tablespace of another table, or none, in "
+                     "the prepared copy", "nothing was put in place; ")
     return (partial_words(last.header.backup_id, (name.shown for name in known)),) if known else ()
 
 

@@ -27,9 +27,18 @@ from pathlib import Path
 
 from backupd.engine.external import target_of
 from backupd.engine.physical import Data, End, FileEvent, Remove, Rename
-from backupd.engine.tablefiles import fulltext_id, owner_of, part_name, space_id, space_id_of_meta, stem_of
+from backupd.engine.tablefiles import (
+    fulltext_id,
+    owner_of,
+    part_name,
+    space_id,
+    space_id_of_meta,
+    stem_of,
+    table_of,
+)
 from backupd.model.errors import OTHER_BACKUP, DamagedError, UnrestorableError
 from backupd.model.inventory import BaseTable
+from backupd.model.table import TableName
 
 _DATA, _LINK = ".ibd", ".isl"
 _DELTA, _META, _NEW, _DROPPED, _RENAMED = ".delta", ".meta", ".new", ".del", ".ren"
@@ -112,6 +121,20 @@ def put_aside(base: Path, increment: Path) -> tuple[str, ...]:
         path = base / f"{stem}{_DATA}"
         path.rename(path.with_name(f"xtrabackup_tmp_#{number}{_DATA}"))
     return tuple(kept)
+
+
+def of_others(base: Path, paths: Iterable[str], tables: Iterable[BaseTable]) -> list[TableName]:
+    """Those of ``tables`` whose tablespace in the prepared ``base`` (its files: ``paths``) has another number than at
+    the source: its rows are none of theirs, and a server does not open it. Of partitioned tables and of those that lie
+    elsewhere nothing is told."""
+    listed = list(paths)
+    numbers = {table.name: table.space for table in tables if table.engine.lower() == _INNODB
+               and table.space is not None and not table.shared and not table.parts}
+    elsewhere = {path.removesuffix(_LINK) for path in listed if path.endswith(_LINK)}
+    stems = (path.removesuffix(_DATA) for path in listed if path.endswith(_DATA) and stem_of(path) + _DATA == path)
+    names = {stem: table_of(stem) for stem in stems if stem not in elsewhere}
+    return sorted(name for stem, name in names.items()
+                  if name in numbers and _number(base / f"{stem}{_DATA}") != numbers[name])
 
 
 def _number(tablespace: Path) -> int:

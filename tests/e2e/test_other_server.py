@@ -110,6 +110,8 @@ def test_a_stranger_is_kept_apart_until_it_is_accepted(two: tuple[House, Server,
     chain, found = restored(house, "--accept-older")
     assert chain == [first["id"]]
     assert found == sums(shop)
+    proof = house.fails("test-restore", SERVER, "--json").json
+    assert (proof["outcome"], proof["older"]) == ("restored", True), "what is shown is not what answers now"
 
     points_to(house, shop)
     assert house.run("check", SERVER).code == 0

@@ -6,6 +6,7 @@ import pytest
 
 from backupd.engine.datafiles import (
     expected_files,
+    of_others,
     put_aside,
     rejoin_renamed,
     remove_dropped_schemas,
@@ -150,3 +151,16 @@ def test_a_tablespace_that_an_increment_would_remove_though_its_table_lives_on_i
     assert sorted(path.name for path in base.rglob("*.ibd")) == [
         "gone.ibd", "other.ibd", "xtrabackup_tmp_#7.ibd", "xtrabackup_tmp_#9.ibd"]
     assert put_aside(base, increment) == ()
+
+
+def test_a_tablespace_with_the_number_of_another_table_is_told_from_that_of_its_own(tmp_path: Path) -> None:
+    tables = [BaseTable(TableName("s", name), engine, space, shared, parts) for name, engine, space, shared, parts in (
+        ("own", "InnoDB", 7, False, ()), ("other", "InnoDB", 8, False, ()), ("none", "InnoDB", 9, False, ()),
+        ("away", "InnoDB", 10, False, ()), ("common", "InnoDB", 0, True, ()), ("cut", "InnoDB", 11, False, ("p0",)),
+        ("isam", "MyISAM", None, False, ()))]
+    files = {"s/own.ibd": 7, "s/other.ibd": 7, "s/none.ibd": 0, "s/away.ibd": 3, "s/cut#P#p0.ibd": 3, "s/more.ibd": 3}
+    laid_out(tmp_path, *files, "s/away.isl", "s/isam.MYD")
+    for path, number in files.items():
+        (tmp_path / path).write_bytes(bytes(34) + number.to_bytes(4) + bytes(99))
+    assert of_others(tmp_path, [*files, "s/away.isl", "s/isam.MYD"], tables) == [
+        TableName("s", "none"), TableName("s", "other")]
