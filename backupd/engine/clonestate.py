@@ -9,11 +9,13 @@ means files of different moments, or a server that did not come to its end.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 
 from backupd.model.errors import OTHER_BACKUP, ToolError
+from backupd.process.otherfolders import open_plain
 
 _FLUSHED_AT = 26
 _CHECKPOINTS = (512, 1536)
@@ -32,7 +34,7 @@ def flushed_lsn(base: Path, system: str) -> int:
     Raises ToolError when there is none.
     """
     try:
-        with (base / system).open("rb") as file:
+        with os.fdopen(open_plain(base / system), "rb") as file:
             page = file.read(_FLUSHED_AT + 8)
     except FileNotFoundError:
         page = b""
@@ -48,7 +50,7 @@ def checkpoint_lsn(base: Path) -> int:
     files += [path for path in base.glob("ib_logfile0") if path.is_file()]
     found = 0
     for path in files:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:  # whose it was may have put a pipe in its place
             header = file.read(_HEADER)
         for block in _CHECKPOINTS:
             if len(header) == _HEADER:
