@@ -239,7 +239,7 @@ class Session:
         return found
 
     def query(self, sql: str, *args: Any, shown: bool = False) -> list[tuple[Any, ...]]:
-        """All rows. ``shown``: bytes that are no UTF-8, and NUL, are replaced (U+FFFD). Raises ServerError."""
+        """All rows. ``shown``: bytes that are no UTF-8 are replaced (U+FFFD), for people. Raises ServerError."""
         rows = self._run(Cursor, sql, args)
         return [tuple(map(readable, row)) for row in rows] if shown else list(rows)
 
@@ -317,11 +317,8 @@ class Session:
 
 
 def readable(value: Any) -> Any:
-    """``value`` for people: a text without the bytes that are no UTF-8, and without NUL, which no path may hold;
-    anything else as it is."""
-    if not isinstance(value, str):
-        return value
-    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\0", "\ufffd")
+    """``value`` for people: a text without the bytes that are no UTF-8; anything else as it is."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(value, str) else value
 
 
 def error_code(error: ServerError) -> int:

@@ -58,7 +58,9 @@ def probe(connection: Connection) -> ServerInfo:
 def examine(session: Session, *, tolerant: bool = False) -> Probed:
     """``probe`` and census on an open session. With ``tolerant``, what the account may not ask is left out
     and listed in ``denied``; otherwise it raises ServerError."""
-    variables = {str(name).lower(): str(value) for name, value in session.query("SHOW GLOBAL VARIABLES", shown=True)}
+    # No path may hold a NUL, and no server has one in a variable.
+    variables = {str(name).lower(): str(value).replace("\0", "\ufffd")
+                 for name, value in session.query("SHOW GLOBAL VARIABLES", shown=True)}
     flavour = flavour_of(variables.get("version", ""), variables.get("version_comment", ""))
     try:
         version = Version.parse(variables.get("version", ""))

@@ -139,6 +139,12 @@ def test_a_datadir_of_root_is_refused(tmp_path: Path) -> None:
         _reader_of(tmp_path, 0)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a" * 5000, "/proc/self/mem/x", "/nonexistent"])
+def test_a_datadir_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(RefusedError, match="data directory"):
+        _reader_of(Path(name), 0)
+
+
 def test_a_user_without_a_name_is_one(tmp_path: Path) -> None:
     os.chown(tmp_path, 54321, 54322)
     assert _reader_of(tmp_path, 54321) == "54321:54322"
