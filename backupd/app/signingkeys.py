@@ -37,7 +37,8 @@ _STOP = ("stop the service, where it runs: systemctl stop backupd (from the next
          "believed until it is signed)")
 _START = "start the service again: systemctl start backupd"
 _LOGS = ("binary logs, of which the catalog has no digest, are signed with --unproven: say it where you know that "
-         "nobody else could write there; without it those stored until now count for nothing")
+         "nobody else could write there; without it those stored until now count for nothing, and what follows them is "
+         "not copied to further places")
 _SAMPLE = b"backupd asks itself whether a new key can sign\n"
 _FINGERPRINT = re.compile(r"[0-9A-F]{40}|[0-9A-F]{64}")
 

@@ -135,8 +135,10 @@ class SignedDestination(ForwardingDestination):
             return ("it is passed over: somebody else put it there, or it is older than the signing key. "
                     "What the catalog still knows is put anew, and signed: backupd catalog copy")
         if problem == _UNSIGNED:
+            # Of binary logs no catalog has a digest.
+            known = "" if key.endswith(f"/{layout.MANIFEST}") else " --unproven"
             return ("somebody else put it there, or it is older than the signing key: if so, sign it: "
-                    f"backupd catalog sign {self.name}. A server whose policy cannot be used counts as one whose "
-                    "policy says so, until the policy is mended")
+                    f"backupd catalog sign {self.name}{known}. A server whose policy cannot be used counts as one "
+                    "whose policy says so, until the policy is mended")
         return ("restore from another destination's copy; if the signing key was changed: backupd keys rotate-signing "
                 "--from FORMER")

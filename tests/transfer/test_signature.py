@@ -132,7 +132,12 @@ def test_what_is_unsigned_altered_or_signed_by_others_is_refused_in_words(
     assert "it has no signature" in why(fresh())
     with pytest.raises(DamagedError) as caught:
         load_header(fresh(), SERVER, backup_id(1))
-    assert "backupd catalog sign offsite" in caught.value.hint
+    assert "backupd catalog sign offsite." in caught.value.hint
+    branch = layout.branch_key(SERVER, backup_id(1))
+    put(bucket, branch, b"{}")
+    with pytest.raises(DamagedError) as caught:
+        get(fresh(), branch)
+    assert "backupd catalog sign offsite --unproven." in caught.value.hint, "no catalog has a digest of it"
     put(bucket, key_of(1) + ".sig", b"nonsense")
     assert "is none" in why(fresh())
     put(bucket, key_of(1) + ".sig", sign(replace(signers.signing(), key=signers.other), get(bucket, key_of(1))))
