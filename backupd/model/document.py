@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from functools import cache
+from types import UnionType
+from typing import Any, NoReturn, get_args, get_type_hints
 
 NOTE_LIMIT = 1024 * 1024
 """Most bytes of a note at a destination (lease, mark, hold, tombstone); ours have a few hundred."""
@@ -43,3 +46,30 @@ def _finite(text: str) -> float:
 
 def _refused(text: str) -> NoReturn:
     raise ValueError(f"{text} is no number")
+
+
+_PLAIN = frozenset({str, int, bool, float, type(None)})
+_MOST = 2**63
+"""Larger numbers are in no catalog."""
+
+
+def check_fields(made: object) -> None:
+    """Raises ValueError where a plain field of a dataclass that was made of a document holds what is of another type,
+    or what cannot be stored: a text that is none, or a number that is too large."""
+    kind: Any = type(made)
+    for name, kinds in _plain_fields(kind).items():
+        value = getattr(made, name)
+        if type(value) not in kinds or (isinstance(value, int) and not -_MOST <= value < _MOST):
+            raise ValueError(f"its {name} is {str(value)[:120]!r}")
+        if isinstance(value, str):
+            value.encode()  # its own error is a ValueError
+
+
+@cache
+def _plain_fields(kind: Any) -> Mapping[str, frozenset[type]]:
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        kinds = frozenset(get_args(hint) if isinstance(hint, UnionType) else (hint,))
+        if kinds <= _PLAIN:
+            found[name] = kinds
+    return found

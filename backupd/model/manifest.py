@@ -26,7 +26,7 @@ from datetime import datetime
 from typing import Any
 
 from backupd.model.clock import format_time, parse_time
-from backupd.model.document import DOCUMENT_LIMIT, parsed
+from backupd.model.document import DOCUMENT_LIMIT, check_fields, parsed
 from backupd.model.dump import DumpFacts
 from backupd.model.errors import DamagedError, NewerFormatError
 from backupd.model.inventory import BaseTable
@@ -35,6 +35,8 @@ from backupd.model.table import TableName
 
 FORMAT = "backupd-manifest/"
 """Header and body begin with it; the version follows."""
+KINDS = frozenset({"physical-full", "physical-incremental", "logical"})
+"""The values of ``model.backup.BackupKind``."""
 VERSION = 2
 """What is written. Every version from 1 on is read."""
 CODEC = "zstd+openpgp"
@@ -289,6 +291,10 @@ def decode_header(raw: bytes, *, where: str = "manifest") -> Header:
             landmarks=Landmarks(**document["landmarks"]) if "landmarks" in document else None,
             table_set=logical.get("set", ""), tables_missing=int(logical.get("missing", 0)),
             body_size=int(document["body_size"]) if version > 1 else 0, version=version)
+        for part in (header, header.stats, *([header.landmarks] if header.landmarks is not None else [])):
+            check_fields(part)
+        if header.kind not in KINDS:
+            raise ValueError(f"its kind is {header.kind[:120]!r}")
         if encode_header(header) != raw:
             raise ValueError("its bytes differ from what was written")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

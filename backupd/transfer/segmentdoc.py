@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from backupd.model.binlog import Branch, BranchReason, Ending, Segment
 from backupd.model.clock import format_time, parse_time
-from backupd.model.document import DOCUMENT_LIMIT, parsed
+from backupd.model.document import DOCUMENT_LIMIT, check_fields, parsed
 from backupd.model.errors import DamagedError, UsageError
 from backupd.model.ids import is_id, is_name
 from backupd.model.manifest import CODEC, StoredObject, version_of
@@ -144,6 +144,7 @@ def _read_segment(document: Mapping[str, Any]) -> SegmentHeader:
         last_at=_read_moment(document["last_at"]), precise=document["precise"],
         server_ids=tuple(document["server_ids"]), flavour=document["flavour"],
         server_version=document["server_version"], sha256=document["sha256"], remarks=tuple(document["remarks"]))
+    check_fields(segment)
     if not is_log_name(segment.file, segment.number):
         raise ValueError(f"{segment.file[:120]!r} is not the name of binary log {segment.number}")
     piece = any(layout.of_piece(name) for name, *_told in document["parts"])  # also when its end is known by now
@@ -153,6 +154,7 @@ def _read_segment(document: Mapping[str, Any]) -> SegmentHeader:
                     for index, part in enumerate(document["parts"])),
         index=tuple(_read_part(part, layout.index_name(index)) for index, part in enumerate(document["index"])),
         version=version_of(document["format"], SEGMENT_FORMAT, SEGMENT_VERSION, "it"))
+    check_fields(header)
     if sum(part.size for part in header.parts) != segment.size:
         raise ValueError("its parts are not as long as it is")
     layout.check_key(header.key)
@@ -167,6 +169,7 @@ def _read_branch(document: Mapping[str, Any]) -> Branch:
         since=_read_moment(document["since"]), parent=document["parent"],
         fork=Position.from_json(document["fork"]) if document["fork"] else None,
         names_go_on=document["names_go_on"], note=document["note"], baseline=document["baseline"])
+    check_fields(branch)
     if not is_name(branch.server) or not all(is_id(name) for name in (branch.id, branch.parent or branch.id)):
         raise ValueError("it names no server and branch of ours")
     if not is_log_name(branch.file(branch.first_number), branch.first_number):
