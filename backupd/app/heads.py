@@ -20,7 +20,7 @@ from backupd.app.guard import Guard
 from backupd.app.incidents import Incidents, Pair
 from backupd.app.logs import say
 from backupd.app.stored import detail
-from backupd.app.trust import wanting
+from backupd.app.trust import signing, wanting
 from backupd.app.wiring import Wiring
 from backupd.model.backup import BackupState
 from backupd.model.clock import format_time, parse_time
@@ -259,7 +259,8 @@ def compare(wiring: Wiring, *, failed_at: datetime | None = None, counters: Mapp
                 lacking = _lacking(place, server, head) if head is not None else []
             except BackupdError as error:
                 suspicions.append(f"the head of {server} at {place.name} is not believed: "
-                                  f"{' '.join((error.detail or error.message).split())}")
+                                  f"{' '.join((error.detail or error.message).split())}"
+                                  f"{_outdated(wiring, place, server)}")
                 continue
             if head is None:
                 lines.append(f"{place.name} holds no head of {server}")
@@ -277,6 +278,21 @@ def compare(wiring: Wiring, *, failed_at: datetime | None = None, counters: Mapp
         if found:
             suspicions += _suspicions(server, found, failed_at, (counters or {}).get(server))
     return Comparison(tuple(lines), tuple(suspicions))
+
+
+def _outdated(wiring: Wiring, place: Destination, server: str) -> str:
+    """Of a head that is not believed: does it say that a key which counts here was replaced? Then it may be the
+    configuration that is old. Anybody could write that, so nothing follows from it but these words."""
+    if not isinstance(place, SignedDestination):
+        return ""
+    try:
+        retired = heads.decode(place.as_it_lies(layout.head_key(server)), server).retired
+    except (DamagedError, ObjectMissingError):
+        return ""
+    trusted = signing(wiring.settings).trusted
+    return "".join(f". It says that {one.key}, which is trusted here, was replaced at {format_time(one.at)}: if so, "
+                   "this configuration is older than that, and what that key signed since may be a thief's. Compare it "
+                   "with the newest recovery page" for one in retired if one.key in trusted)
 
 
 def _lacking(place: Destination, server: str, head: Head) -> list[str]:

@@ -160,6 +160,9 @@ def test_what_a_thief_signs_is_believed_until_the_key_is_replaced_and_never_afte
     assert noted(new)[SERVER].counter == 2
     assert f"{former} signed until counter 1" in " ".join(heads.compare(new).lines)
 
+    assert [f"It says that {former}, which is trusted here, was replaced at " in said
+            for said in heads.compare(old).suspicions] == [True, True], "a configuration of before is told so"
+
     (told,) = new.catalog.events.list(kind=ROTATED)
     assert "print the recovery page again" in told.hint
     page = Service(new, "").recovery_page()
