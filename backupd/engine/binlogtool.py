@@ -82,6 +82,7 @@ _SAID = (
 )
 
 
+_WARNING = re.compile(r"\[Warning\]|^Warning:", re.IGNORECASE)
 _NOT_MADE = re.compile(r"Could not create (?:output )?log file:? '?(?:\./)?(?P<name>.*?)'?$", re.MULTILINE)
 
 
@@ -92,8 +93,9 @@ def not_made(stderr: str) -> str:
 
 
 def end_kind(stderr: str) -> EndKind:
-    """What the program's last words mean."""
-    return next((kind for words, kind in _SAID if words in stderr), EndKind.LOST if not stderr else EndKind.OTHER)
+    """What the program's last words mean. A warning (of an option that an older program does not know) is no reason."""
+    said = "\n".join(line for line in stderr.splitlines() if not _WARNING.search(line))
+    return next((kind for words, kind in _SAID if words in said), EndKind.LOST if not said else EndKind.OTHER)
 
 
 @dataclass(frozen=True, slots=True)
