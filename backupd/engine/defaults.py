@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backupd.model.errors import Problem
-from backupd.process.otherfolders import closed_words, read_plain, user_words
+from backupd.process.otherfolders import acting_uid, closed_words, read_plain, user_words
 
 CLIENT_GROUPS = ("client", "client-server", "client-mariadb", "mysqldump", "mariadb-dump", "backupd")
 """The groups that say how a client reaches its server, and ours."""
@@ -77,7 +77,7 @@ def unreadable(path: Path, error: OSError) -> tuple[str, str]:
     if not isinstance(error, PermissionError):
         return words, ""
     closed = next((folder for folder in reversed(path.absolute().parents) if not _is_open(folder)), path)
-    who = user_words(os.geteuid())
+    who = user_words(acting_uid())
     hint = (f"let {who} pass through that folder (chmod o+x {closed})" if closed != path else
             f"give the file to {who} (chown, and chmod 600 {path})")
     return (f"{words} (tried as {who}; {closed_words(closed)})",

@@ -42,7 +42,7 @@ def powers_of(user: str | None) -> Iterator[None]:
     try:
         _C.setfsgid(account.pw_gid)
         _C.setfsuid(account.pw_uid)  # the kernel takes what root may do with files away with it, and gives it back
-        if _C.setfsuid(-1) != account.pw_uid:
+        if acting_uid() != account.pw_uid:
             raise PermissionError(errno.EPERM, f"this process may not become {user}")
         yield
     finally:
@@ -57,6 +57,11 @@ def as_its_owner(folder: Path) -> Iterator[None]:
     found = folder.stat()
     with powers_of(f"{found.st_uid}:{found.st_gid}"):
         yield
+
+
+def acting_uid() -> int:
+    """As whom this thread looks at files: see ``powers_of``."""
+    return int(_C.setfsuid(-1))  # -1 is nobody: the system call changes nothing, and says who it is
 
 
 def _set_groups(groups: Sequence[int]) -> None:
@@ -172,5 +177,8 @@ def user_words(uid: int) -> str:
 
 def closed_words(path: Path) -> str:
     """Whose ``path`` is, and its mode: ``/etc/db1.cnf is of user root, with mode 0600``."""
-    found = path.stat()
+    try:
+        found = path.stat()
+    except OSError:  # it leads to where we do not come
+        found = path.lstat()
     return f"{path} is of {user_words(found.st_uid)}, with mode {stat.S_IMODE(found.st_mode):04o}"

@@ -90,7 +90,7 @@ def test_an_option_file_that_the_server_names_is_no_other_file(server: PrivateSe
         path.unlink()
         path.write_bytes(kept)
     assert SECRET not in str(texts)
-    assert "Permission denied" in warnings
+    assert "Permission denied (tried as user mysql" in warnings
 
 
 @pytest.mark.parametrize("made", ["mkfifo {path}", "ln -s /dev/zero {path}"])
