@@ -428,7 +428,10 @@ def test_without_gtids_names_and_bytes_alone_tell_whether_it_goes_on(stack: Stac
         with Streaming(server, folder) as streaming:
             streaming.has_all(server)
         # The file that was here was cut while it was written to, and nothing tells what followed in it.
-        assert len(streaming.spool.gaps()) == 1
+        if stack.version() >= Version(8, 0, 30):
+            assert len(streaming.spool.gaps()) == 1
+        else:  # no status variable tells how far InnoDB's log is on its disk, which would show the same history
+            assert streaming.spool.branches()[-1].reason is BranchReason.UNKNOWN
         with Streaming(server, folder) as streaming:
             streaming.has_all(server)
             reset(server)
