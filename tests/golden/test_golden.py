@@ -36,6 +36,8 @@ from tests.golden.scene import NOW, countable, frozen, pretty, staged, told
 from tests.web.stage import CRM, LEGACY, SHOP, Stage, settings_of
 
 FOLDER = Path(__file__).with_name("documents")
+_PROGRESS = re.compile(r"^[a-z -]+: (\d+ %|binary logs of ).*\n", re.MULTILINE)
+"""How much of it is told depends on the machine."""
 WRITES = os.environ.get("BACKUPD_GOLDEN") == "write"
 
 
@@ -82,7 +84,7 @@ def called(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, An
     code = main(words)
     out, err = capsys.readouterr()
     document = json.loads(out) if out.strip() else None
-    return {"command": " ".join(words), "exit": code, "document": document, "stderr": err}
+    return {"command": " ".join(words), "exit": code, "document": document, "stderr": _PROGRESS.sub("", err)}
 
 
 def file_of(command: str) -> str:
@@ -115,14 +117,14 @@ def test_the_documents_of_the_command_line_are_those_that_are_kept(
 
 
 def test_the_documents_of_stored_data_are_those_that_are_kept(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        short_tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     countable(monkeypatch)
     found: dict[str, str] = {}
-    with frozen(tmp_path) as (settings, service, facts, after):
-        at(service, monkeypatch, tmp_path)
+    with frozen(short_tmp) as (settings, service, facts, after):
+        at(service, monkeypatch, short_tmp)
         for command in STORED:
             words = command.format(**facts).split()
-            found[file_of(command)] = told(pretty(called([*words, "--json"], capsys)), tmp_path)
+            found[file_of(command)] = told(pretty(called([*words, "--json"], capsys)), short_tmp)
         with rig(settings, clock=Clock(after)) as running:
             client = running.client("admin")
             for name, (path, body) in {
@@ -130,11 +132,11 @@ def test_the_documents_of_stored_data_are_those_that_are_kept(
                     "runbook": (f"/v1/backups/{facts['increment']}/runbook", None),
                     "search": (f"/v1/servers/{SHOP}/binlog/search?table=shop.*", None), "keys": ("/v1/keys", None),
                     "plan": ("/v1/restores/plan", {"server": SHOP, "target": facts["moment"],
-                                                   "datadir": str(tmp_path / "restored")}),
+                                                   "datadir": str(short_tmp / "restored")}),
                     "restore": ("/v1/restores", {"server": SHOP, "target": f"backup:{facts['full']}",
-                                                 "datadir": str(tmp_path / "restored")})}.items():
+                                                 "datadir": str(short_tmp / "restored")})}.items():
                 answer = client.get(path) if body is None else client.post(path, json=body)
-                found[f"rest-{name}.json"] = answered(answer, tmp_path)
+                found[f"rest-{name}.json"] = answered(answer, short_tmp)
     compare("stored", found)
 
 
