@@ -148,18 +148,22 @@ def fetch_members(
 
 def compare_listed(base: Path, last: Loaded) -> tuple[str, ...]:
     """Are the tables that the manifest lists in the prepared ``base``, but for those that the backup is known to lack?
-    These are told. Raises UnrestorableError with the names of all others. A part of a backup is not compared."""
+    These are told. Raises UnrestorableError with the names of all others. Of a part of a backup only what is
+    there is compared."""
     facts = last.body.facts
-    if facts.inventory is None or last.whole is not None:
+    if facts.inventory is None:
         return ()
     files = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
     known = frozenset(facts.missing)
-    _refuse_lost([table.name for table in absent(_copied(last), files, {})], last,
-                 "are not in the prepared copy", "nothing was put in place; ")
+    if last.whole is None:
+        _refuse_lost([table.name for table in absent(_copied(last), files, {})], last,
+                     "are not in the prepared copy", "nothing was put in place; ")
     if facts.server.flavour is Flavour.MARIADB:  # others' tools are listed before their run, and TRUNCATE goes on
         _refuse_lost(of_others(base, files, _copied(last)), last, "have the tablespace of another table, or none, in "
                      "the prepared copy", "nothing was put in place; ")
-    return (partial_words(last.header.backup_id, (name.shown for name in known)),) if known else ()
+    if not known or last.whole is not None:
+        return ()
+    return (partial_words(last.header.backup_id, (name.shown for name in known)),)
 
 
 def compare_named(connection: Connection, last: Loaded) -> tuple[str, ...]:

@@ -137,6 +137,19 @@ def of_others(base: Path, paths: Iterable[str], tables: Iterable[BaseTable]) -> 
                   if name in numbers and _number(base / f"{stem}{_DATA}") != numbers[name])
 
 
+_MISSED = re.compile(r"Tablespace (?P<number>\d+) was not found at \./(?P<path>\S+\.ibd) ")
+
+
+def without_earlier_names(log: str, base: Path) -> str:
+    """``log`` of mariadb-backup's prepare of some tables, without the lines that miss a tablespace by a name which
+    another one has in ``base``: its table had that name before a RENAME, and was left out."""
+    def is_taken(line: str) -> bool:
+        missed = _MISSED.search(line)
+        return missed is not None and _number(base / missed["path"]) not in (0, int(missed["number"]))
+
+    return "\n".join(line for line in log.splitlines() if not is_taken(line))
+
+
 def _number(tablespace: Path) -> int:
     """0 where there is no such file."""
     try:

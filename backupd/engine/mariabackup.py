@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from backupd.engine.datafiles import put_aside
+from backupd.engine.datafiles import put_aside, without_earlier_names
 from backupd.engine.physical import CaptureRequest, LeftOut, PrepareStep, nothing
 from backupd.engine.preparation import (
     check_chain,
@@ -109,7 +109,10 @@ class MariaBackup:
     def verify_prepared(
         self, base: Path, receipts: Receipts, logs: Sequence[str], *, left_out: LeftOut = nothing
     ) -> None:
-        check_logs(self._tool, base, [without_left_out(log, left_out) for log in logs], silent=_SILENT_FAILURES)
+        told = [without_left_out(log, left_out) for log in logs]
+        if left_out is not nothing:
+            told = [without_earlier_names(log, base) for log in told]
+        check_logs(self._tool, base, told, silent=_SILENT_FAILURES)
         found = read_receipts(base).backup_type
         if found != PREPARED_TYPE:
             raise ToolError(

@@ -13,6 +13,7 @@ from backupd.engine.datafiles import (
     swapped,
     verify_fulltext,
     verify_tables,
+    without_earlier_names,
 )
 from backupd.model.errors import DamagedError, UnrestorableError
 from backupd.model.inventory import BaseTable
@@ -164,3 +165,11 @@ def test_a_tablespace_with_the_number_of_another_table_is_told_from_that_of_its_
         (tmp_path / path).write_bytes(bytes(34) + number.to_bytes(4) + bytes(99))
     assert of_others(tmp_path, [*files, "s/away.isl", "s/isam.MYD"], tables) == [
         TableName("s", "none"), TableName("s", "other")]
+
+
+def test_a_prepare_of_some_tables_may_miss_others_by_the_names_that_they_had(tmp_path: Path) -> None:
+    lines = [f"InnoDB: Tablespace {number} was not found at ./s/{table}.ibd when restoring a (partial?) backup. All"
+             for number, table in ((7, "taken"), (8, "taken"), (9, "gone"), (10, "zero"))]
+    for table, number in (("taken", 8), ("zero", 0)):
+        laid_out(tmp_path, f"s/{table}.ibd").joinpath(f"s/{table}.ibd").write_bytes(bytes(34) + number.to_bytes(4))
+    assert without_earlier_names("\n".join(lines), tmp_path).splitlines() == lines[1:]
