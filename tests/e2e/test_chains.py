@@ -127,7 +127,8 @@ def stock(request: pytest.FixtureRequest, keys: Keys) -> Iterator[Stock]:
                                               if "far" in name}
             sums = {record["id"]: right.after(record["position"]["gtid"]) | far[record["id"]] for record in members}
         other = (house.backup(), house.ok("backup", SERVER, "--kind", "incremental"))
-        server.restart()  # from here on the source's own files stay as they are
+        assert server.port is not None
+        server.restart(port=server.port)  # MariaDB takes its name from it; from here on the source's files stay
         yield Stock(stack, house, tuple(members), sums, other, outside)
 
 
