@@ -41,7 +41,7 @@ def _named(name: str, *folders: str) -> list[Definition]:
     """Functions within functions are left out."""
     last = name.rpartition(".")[2]
     words = re.compile(rf"\b(def|class) {last}\b|^{last} = ", re.MULTILINE)
-    return [one for path, text in _texts(*folders).items() if words.search(text)
+    return [one for path, text in _texts(*folders).items() if last in text and words.search(text)
             for one in _definitions(path) if one.name == name]
 
 
