@@ -1,75 +1,85 @@
-"""What a plan says of the binary logs that it replays."""
+"""From which backup a restore begins, and what its replay is made of, is shown to be whole."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import cast
 
 import pytest
 
-from backupd.engine.binlogchanges import STATEMENTS, TEMPORARY
-from backupd.model.binlog import Stop
-from backupd.model.clock import format_time
+from backupd.model.backup import BackupRecord
+from backupd.model.binlog import ReplayMethod, SegmentKey, Stop
 from backupd.model.errors import RefusedError
-from backupd.recovery.route import RouteLeg
-from backupd.recovery.timeline import timeline
-from restore.history import History, Material
-from restore.planner import Preferences, make_plan
-from restore.target import parse_target
-from tests.recovery.world import World
-from tests.restore.archive import WorldResolver, history_of
-from tests.support.dice import thrown
+from backupd.model.server import Position
+from backupd.recovery.route import RouteLeg, Span
+from restore.aim import Aim, Archive, Way
+from restore.choice import Choice, Manner, choose
+from restore.history import History, Material, TargetResolver
+from restore.plan import Rate
+from tests.restore.test_planner import backup
+
+STOP = Stop("main", "bin.000009", 500, "0-1-900")
+END = SegmentKey("main", 9, 0, 800)
 
 
-class Written(WorldResolver):
-    """All segments but one hold statements."""
+@dataclass
+class Archived:
+    """What stands in the archive behind each backup's position."""
 
-    def material(self, leg: RouteLeg, stop: Stop) -> Material:
-        found = super().material(leg, stop)
-        return replace(found, remarks=(STATEMENTS, TEMPORARY), by_statements=len(found.segments) - 1)
+    materials: dict[Position, Material] = field(default_factory=dict)
 
-
-def test_data_that_was_changed_by_statements_is_never_replayed_without_one_warning_of_it() -> None:
-    dice = thrown("statements")
-    while True:
-        world = World(dice, flavour="mariadb", clocks=False, forks=False, lossy=0.0, steps=60)
-        known = history_of(world)
-        for record, _life, _count in world.backups[:1]:
-            history = History(known.branches, known.runs, known.gaps, Written(world))
-            plan = make_plan("shop", [record], parse_target("latest"), Preferences(), now=world.now, history=history)
-            total = sum(len(leg.segments) for leg in plan.replay.legs) if plan.replay else 0
-            if total > 1:
-                (warning,) = [text for text in plan.warnings if "statements, not rows" in text]
-                assert warning.startswith(f"{total - 1} of the {total} ")
-                assert "UUID()" in warning
-                assert TEMPORARY not in plan.warnings, "the statements themselves are looked at"
-                return
+    def material(self, leg: RouteLeg, _stop: Stop) -> Material:
+        return self.materials[leg.start]
 
 
-def test_a_window_over_data_that_was_changed_by_statements_says_so() -> None:
-    dice = thrown("conditions")
-    world = World(dice, flavour="mariadb", clocks=False, forks=False, lossy=0.0, steps=60)
-    runs = [replace(run, remarks=(STATEMENTS,)) for run in world.runs()]
-    found = timeline("shop", [one for one, _life, _count in world.backups], [life.branch for life in world.lives], runs,
-                     now=world.now)
-    wide = [window for window in found.windows if window.run is not None]
-    assert all(window.conditions == (STATEMENTS,) for window in wide)
-    assert all(STATEMENTS in one["conditions"] for one in found.as_json()["windows"] if one["from"] != one["to"])
+def way(base: BackupRecord) -> Way:
+    return Way(base, (RouteLeg("main", (Span("main", (7, 0), (10, 0)),), base.position, STOP.position),))
 
 
-def test_a_server_that_no_log_is_replayed_onto_gets_the_newest_backup_and_every_other_moment_is_refused() -> None:
-    world = World(thrown("unrolled"), flavour="mysql", clocks=False, forks=False, lossy=0.0, steps=60)
-    backups = [replace(one, server_version="5.6.24") for one, _life, _count in world.backups]
-    newest = max(backups, key=lambda one: one.finished_at)
-    history = replace(history_of(world), resolver=WorldResolver(world))
-    plan = make_plan("shop", backups, parse_target("latest"), Preferences(), now=world.now, history=history)
-    assert (plan.backup_id, plan.replay) == (newest.id, None)
-    assert any("5.7.6 and later only, and this server is 5.6.24" in text for text in plan.warnings)
-    targets = [format_time(newest.finished_at + timedelta(microseconds=1)), f"{newest.position.file}:999999999"]
-    for target in targets:
-        with pytest.raises(RefusedError, match=r"not recoverable: binary logs are replayed onto mysql 5\.7\.6") as no:
-            make_plan("shop", backups, parse_target(target), Preferences(), now=world.now, history=history)
-        assert f"--to backup:{newest.id}" in no.value.hint
-    exact = make_plan("shop", backups, parse_target(f"{newest.position.file}:{newest.position.pos}"), Preferences(),
-                      now=world.now, history=history)
-    assert (exact.backup_id, exact.replay) == (newest.id, None)
+def material(*segments: SegmentKey, size: int = 1000) -> Material:
+    return Material(segments, size, 1, (1,))
+
+
+def chosen(costs: dict[str, float], *ways: tuple[Way, Material]) -> Choice:
+    archived = Archived({each.base.position: held for each, held in ways})
+    resolver = cast("TargetResolver", archived)
+    archive = Archive(History((), (), (), resolver), [each.base for each, _held in ways], now=datetime.now(UTC))
+    return choose(Aim(STOP, tuple(each for each, _held in ways)), archive, resolver,
+                  Manner(ReplayMethod.APPLIER, "", Rate(1.0)), lambda base: costs[base.id])
+
+
+WHOLE = (SegmentKey("main", 7, 0, 900), SegmentKey("main", 8, 0, 900), END)
+
+
+@pytest.mark.parametrize(("newer", "older", "replayed", "taken"), [
+    (10.0, 5.0, 100, "newer"), (500.0, 5.0, 100, "older"), (10.0, 20.0, 1, "newer")])
+def test_the_backup_is_taken_with_which_fetch_and_replay_together_end_first(
+        newer: float, older: float, replayed: int, taken: str) -> None:
+    near, far = way(backup(8)), way(backup(6))
+    choice = chosen({near.base.id: newer, far.base.id: older}, (near, material(*WHOLE, size=10)),
+                    (far, material(*WHOLE, size=10 + replayed)))
+    assert choice.base == {"newer": near, "older": far}[taken].base
+    assert choice.reason.startswith({"newer": "the nearest", "older": "quicker"}[taken])
+
+
+@pytest.mark.parametrize(("segments", "why"), [
+    (WHOLE[1:], "8:0-900 does not follow"),
+    ((WHOLE[0], END), "9:0-800 does not follow"),
+    (WHOLE[:2], "the segments end before bin.000009:500"),
+    ((*WHOLE[:2], SegmentKey("main", 9, 0, 499)), "the segments end before bin.000009:500"),
+    ((*WHOLE[:2], SegmentKey("main", 9, 0, 300), SegmentKey("main", 9, 301, 800)), "9:301-800 does not follow"),
+    ((), "the segments end before bin.000009:500")])
+def test_a_replay_with_a_hole_or_without_its_end_is_refused(segments: tuple[SegmentKey, ...], why: str) -> None:
+    base = way(backup(8))
+    with pytest.raises(RefusedError) as caught:
+        chosen({base.base.id: 1.0}, (base, material(*segments)))
+    assert why in caught.value.detail
+
+
+@pytest.mark.parametrize("segments", [
+    WHOLE, (*WHOLE[:2], SegmentKey("main", 9, 0, 500)),
+    (*WHOLE[:2], SegmentKey("main", 9, 0, 300), SegmentKey("main", 9, 200, 800))])
+def test_one_that_reaches_the_stop_is_planned(segments: tuple[SegmentKey, ...]) -> None:
+    base = way(backup(8))
+    assert chosen({base.base.id: 1.0}, (base, material(*segments))).replay is not None
