@@ -20,7 +20,7 @@ from backupd.app.retention import relieve
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
 from backupd.app.taking import add_row, behind, clock_warning, record_of
-from backupd.app.trust import signed_servers
+from backupd.app.trust import require_signing, signed_servers
 from backupd.app.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.config import collect
@@ -127,6 +127,7 @@ def resolve(wiring: Wiring, server: ServerSettings, kind: BackupKind, run: JobRu
     """Freeze every decision about this backup, and who answers. Reads the server, the keyring and the tools; changes
     nothing. ``because``: why an increment that was due cannot be."""
     keys, fingerprints = wiring.recipients()
+    require_signing(wiring.settings, server.name)
     connection = server.connection()
     with connection.connect() as session:
         probed = examine(session)

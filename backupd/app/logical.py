@@ -15,7 +15,7 @@ from backupd.app.limits import throttled
 from backupd.app.run import JobRun
 from backupd.app.settings import ServerSettings
 from backupd.app.taking import add_row, behind, clock_warning, record_of
-from backupd.app.trust import signed_servers
+from backupd.app.trust import require_signing, signed_servers
 from backupd.app.wiring import Wiring, worker_count
 from backupd.backup.commit import Documents
 from backupd.backup.config import collect
@@ -75,6 +75,7 @@ def resolve(wiring: Wiring, server: ServerSettings, run: JobRun, destinations: t
     table_set, tables = chosen_tables(server, run.job.arguments)
     include, exclude = _patterns(tables.include), _patterns(tables.exclude)
     keys, fingerprints = wiring.recipients()
+    require_signing(wiring.settings, server.name)
     connection = server.connection()
     with connection.connect() as session:
         hurry(session)

@@ -19,14 +19,14 @@ from typing import Any
 from backupd.app import heads
 from backupd.app.bootstrap import write_copies
 from backupd.app.settings import Settings
-from backupd.app.trust import signing, wanting
+from backupd.app.trust import prove_signing, signing, wanting
 from backupd.app.vouching import Vouched, vouch_anew
 from backupd.app.wiring import Wiring, is_bare
 from backupd.model.clock import Clock, format_time
 from backupd.model.errors import DestinationError, RefusedError, UsageError
 from backupd.model.event import Event, Severity
 from backupd.transfer.head import Retired
-from backupd.transfer.signature import Signing, make_key, problem_of, sign
+from backupd.transfer.signature import Signing, make_key
 from backupd.transfer.signed import SignedDestination
 
 ROTATED = "signing-key-rotated"
@@ -39,7 +39,6 @@ _START = "start the service again: systemctl start backupd"
 _LOGS = ("binary logs, of which the catalog has no digest, are signed with --unproven: say it where you know that "
          "nobody else could write there; without it those stored until now count for nothing, and what follows them is "
          "not copied to further places")
-_SAMPLE = b"backupd asks itself whether a new key can sign\n"
 _FINGERPRINT = re.compile(r"[0-9A-F]{40}|[0-9A-F]{64}")
 
 
@@ -77,16 +76,8 @@ def make_signing(wiring: Wiring) -> Made:
 def _new(settings: Settings, clock: Clock) -> str:
     key = make_key(settings.encryption.gnupg_home,
                    f"backupd signing {socket.gethostname()} {clock():%Y-%m-%dT%H:%M:%SZ}")
-    _try(settings, key)
+    prove_signing(replace(signing(settings), key=key, trusted=(key,)))
     return key
-
-
-def _try(settings: Settings, key: str) -> None:
-    """Raises KeyUnusableError where ``key`` cannot sign here, RefusedError where that would not be believed."""
-    ours = replace(signing(settings), key=key, trusted=(key,))
-    if problem := problem_of(ours, _SAMPLE, sign(ours, _SAMPLE)):
-        raise RefusedError(f"what the key {key} signs is not believed: {problem}",
-                           hint=f"import its public half: gpg --homedir {ours.home} --import FILE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +132,7 @@ def rotate_signing(wiring: Wiring, *, to: str | None = None, former: str | None 
     if key == named:
         raise RefusedError(f"{key} signs already",
                            hint="which key did it replace? Say so: backupd keys rotate-signing --from FINGERPRINT")
-    _try(settings, key)
+    prove_signing(replace(signing(settings), key=key, trusted=(key,)))
     places, silent = _sign_anew(_by(wiring, key, without=named), named, unproven)
     trusted = ", and take that out of `trusted_signers`" if named in settings.encryption.trusted_signers else ""
     return Rotation(named, key, False, places, silent, {}, (
@@ -161,7 +152,7 @@ def _finish(wiring: Wiring, former: str, unproven: bool) -> Rotation:
         raise RefusedError(f"{former} still counts: encryption.trusted_signers names it",
                            hint=f"take it out there, in {settings.file}, and let the service read it: systemctl reload "
                                 "backupd")
-    _try(settings, key)
+    prove_signing(replace(signing(settings), key=key, trusted=(key,)))
     places, silent = _sign_anew(wiring, former, unproven)
     retired = heads.retire(wiring, former)
     if all(event.detail != former for event in wiring.catalog.events.list(kind=ROTATED)):

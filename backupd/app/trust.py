@@ -123,6 +123,20 @@ def findings(settings: Settings) -> list[Finding]:
     return [*_unsigned(settings), *_able(settings)]
 
 
+def require_signing(settings: Settings, server: str) -> None:
+    """Before anything of ``server`` is copied. Raises KeyUnusableError, RefusedError where it has to be signed and
+    cannot be."""
+    if server in signed_servers(settings):
+        prove_signing(signing(settings))
+
+
+def prove_signing(ours: Signing) -> None:
+    """Raises KeyUnusableError where its key cannot sign here, RefusedError where that would not be believed."""
+    if problem := problem_of(ours, _SAMPLE, sign(ours, _SAMPLE)):
+        raise RefusedError(f"what the key {ours.key} signs is not believed here: {problem}",
+                           hint=f"import its public half: gpg --homedir {ours.home} --import FILE")
+
+
 def _unsigned(settings: Settings) -> list[Finding]:
     off = sorted(name for name, said in _said(settings).items() if said is False)
     silent = sorted(name for name, said in _said(settings).items() if said is None) if (
@@ -143,11 +157,8 @@ def _able(settings: Settings) -> list[Finding]:
         return []
     ours = signing(settings)
     try:
-        problem = problem_of(ours, _SAMPLE, sign(ours, _SAMPLE))
+        prove_signing(ours)
     except BackupdError as failure:
         return [error("signing", f"nothing of {', '.join(sorted(servers))} can be stored: {failure.message}",
                       failure.hint)]
-    if problem:
-        return [error("signing", f"what is signed here is not believed here: {problem}",
-                      f"import the public key: gpg --homedir {ours.home} --import FILE")]
     return [fine("signing", f"manifests are signed with {ours.key}")]

@@ -125,6 +125,18 @@ def test_checks_of_a_healthy_house_pass_and_a_broken_one_is_told_everything_at_o
         assert word in done.all, done.all
 
 
+def test_a_backup_that_could_not_be_signed_ends_before_a_byte_is_copied(own_house: House) -> None:
+    """The secret half of the named key is not there: that is found before the hours of copying, not behind them."""
+    house = own_house
+    house.config.write_text(house.config.read_text().replace(
+        "recipients: [", f"signing_key: {house.keys.fingerprint}, recipients: ["))
+    for kind in ("full", "logical"):
+        said = house.fails("backup", SERVER, "--kind", kind).all
+        assert "cannot sign: its secret half is not there" in said, kind
+        assert "rotate-signing" in said
+    assert not house.repository.exists() or house.objects() == []
+
+
 def test_progress_is_plain_lines_when_piped_and_bars_on_a_terminal(house: House) -> None:
     done = house.run("backup", SERVER, "--kind", "full")
     assert done.code == 0
