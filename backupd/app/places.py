@@ -15,7 +15,9 @@ from pathlib import Path
 
 from backupd.app.wiring import Wiring
 from backupd.backup.finding import Finding, error
-from backupd.model.errors import DestinationError, RefusedError
+from backupd.model.backup import BackupState
+from backupd.model.errors import DestinationError, ObjectMissingError, RefusedError
+from storage import layout
 from storage.destination import Destination
 from storage.marker import repository_id
 
@@ -63,8 +65,29 @@ def findings(wiring: Wiring) -> list[Finding]:
     for name, place in found.items():
         if place != _EMPTIED:
             names.setdefault(place, []).append(name)
-    return [error("destinations", f"{' and '.join(sorted(twins))} are one place (its marker says {place})", _HINT)
-            for place, twins in sorted(names.items()) if len(twins) > 1]
+    twice = [error("destinations", f"{' and '.join(sorted(twins))} are one place (its marker says {place})", _HINT)
+             for place, twins in sorted(names.items()) if len(twins) > 1]
+    return [*twice, *_without_newest(wiring, [one for one in usable if found.get(one.name) != _EMPTIED])]
+
+
+def _without_newest(wiring: Wiring, destinations: Iterable[Destination]) -> Iterator[Finding]:
+    """Destinations that answer and do not hold the newest backup that should be there: perhaps they are others."""
+    records = sorted(wiring.catalog.backups.list(), key=lambda one: (one.finished_at, one.id), reverse=True)
+    for destination in destinations:
+        newest = next((one for one in records for copy in one.copies
+                       if (copy.destination, copy.state) == (destination.name, BackupState.COMPLETE)), None)
+        if newest is None:
+            continue
+        try:
+            destination.stat(layout.manifest_key(newest.server, newest.id))
+        except ObjectMissingError:
+            yield error(f"destination {destination.name}",
+                        f"{newest.id} of {newest.server}, the newest backup there by the catalog, is not there",
+                        "is another folder, disk or bucket in its place? `backupd verify` tells all that is missing "
+                        f"there; `backupd replicate {newest.server} --to {destination.name}` copies it again from the "
+                        "others")
+        except DestinationError:
+            continue  # what does not answer is told elsewhere
 
 
 def _unseen(wiring: Wiring) -> list[Destination]:

@@ -137,6 +137,22 @@ def test_a_backup_that_could_not_be_signed_ends_before_a_byte_is_copied(own_hous
     assert not house.repository.exists() or house.objects() == []
 
 
+def test_check_notices_that_another_repository_is_in_a_destination_s_place(own_house: House) -> None:
+    """As when another disk is mounted there: it answers, it is a repository, and what was stored is not in it."""
+    house = own_house
+    taken = house.backup()
+    (house.base / "other").mkdir()
+    other = House(house.base / "other", house.server, house.keys)
+    other.backup()
+    house.repository.rename(house.base / "aside")
+    other.repository.rename(house.repository)
+    said = house.fails("check").all
+    assert f"{taken['id']} of {SERVER}, the newest backup there by the catalog, is not there" in said
+    house.repository.rename(other.repository)
+    (house.base / "aside").rename(house.repository)
+    house.ok("check")
+
+
 def test_progress_is_plain_lines_when_piped_and_bars_on_a_terminal(house: House) -> None:
     done = house.run("backup", SERVER, "--kind", "full")
     assert done.code == 0
