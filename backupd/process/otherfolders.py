@@ -24,6 +24,7 @@ from backupd.process.command import find_account
 PRIVATE = 0o600
 _SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "loongarch64": 159, "ppc64le": 81, "s390x": 206}
 """Number of the system call; the C library's function changes every thread."""
+_SET_DEATH_SIGNAL, _GET_DEATH_SIGNAL, _GET_DUMPABLE, _SET_DUMPABLE = 1, 2, 3, 4
 _C = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,6 +39,7 @@ def powers_of(user: str | None) -> Iterator[None]:
     account = find_account(user)
     groups = [account.pw_gid] if ":" in user else os.getgrouplist(user, account.pw_gid)
     own = os.getgroups()
+    parent, at_its_end, dumpable = os.getppid(), _death_signal(), _C.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
     _set_groups(groups)
     try:
         _C.setfsgid(account.pw_gid)
@@ -49,6 +51,18 @@ def powers_of(user: str | None) -> Iterator[None]:
         _C.setfsuid(os.geteuid())
         _C.setfsgid(os.getegid())
         _set_groups(own)
+        # Both are taken from a thread that becomes somebody else (prctl(2)).
+        _C.prctl(_SET_DUMPABLE, dumpable, 0, 0, 0)
+        _C.prctl(_SET_DEATH_SIGNAL, at_its_end, 0, 0, 0)
+        if at_its_end and os.getppid() != parent:
+            os.kill(os.getpid(), at_its_end)
+
+
+def _death_signal() -> int:
+    """Which signal this thread gets when its parent ends; 0 for none."""
+    found = ctypes.c_int()
+    _C.prctl(_GET_DEATH_SIGNAL, ctypes.byref(found), 0, 0, 0)
+    return found.value
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -176,3 +177,30 @@ def test_powers_are_given_back(secret: Path) -> None:
     now = Path("/proc/thread-self/status").read_text()
     assert [line for line in now.splitlines() if line.startswith(keys)] == [
         line for line in own.splitlines() if line.startswith(keys)]
+
+
+def test_who_looked_as_somebody_else_still_ends_with_its_parent_and_shows_its_memory_to_nobody() -> None:
+    """The kernel takes the signal of a parent's end from a thread that becomes somebody else; the jobs of a service
+    that was killed would go on."""
+    done = subprocess.run(["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", _POWERS], capture_output=True,
+                          text=True, check=True)
+    assert done.stdout.split() == ["9", "0", "9", "0", "1"]
+
+
+_POWERS = """
+import ctypes
+from backupd.process.otherfolders import powers_of
+c, number = ctypes.CDLL(None), ctypes.c_int()
+def show():
+    c.prctl(2, ctypes.byref(number), 0, 0, 0)
+    print(number.value, c.prctl(3, 0, 0, 0, 0))
+c.prctl(4, 0, 0, 0, 0)
+show()
+with powers_of("nobody"):
+    pass
+show()
+c.prctl(4, 1, 0, 0, 0)
+with powers_of("nobody"):
+    pass
+print(c.prctl(3, 0, 0, 0, 0))
+"""

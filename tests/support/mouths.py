@@ -171,7 +171,7 @@ class Mouths:
         if server["latest"] is None:
             assert "could be recovered now" not in first, first
         for page in (first, own):
-            moment = re.search(r"ago (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)Z", page) if server["latest"] else None
+            moment = re.search(r"(?:ago|now) (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)Z", page) if server["latest"] else None
             assert moment is not None or "✗ nothing" in page, page
             assert moment is None or abs(parse_time(f"{moment[1].replace(' ', 'T')}Z") - parse_time(
                 server["latest"])) <= self.slack + timedelta(seconds=1)
