@@ -122,8 +122,20 @@ def parent(pid: int) -> int:
 
 def stop(process: subprocess.Popen[str]) -> None:
     """Let it and its children stand still, every thread of it, until they get SIGCONT."""
-    os.killpg(process.pid, signal.SIGSTOP)
-    until(lambda: all(_stat(pid)[:1] in (["T"], ["Z"], []) for pid in _threads(process.pid)), lambda: "a standstill")
+    def stands() -> bool:
+        return all(_stat(pid)[:1] in (["T"], ["Z"], []) for pid in _threads(process.pid))
+
+    def stopped() -> bool:
+        """Not where a program stands right before it begins: whoever starts it waits for that."""
+        os.killpg(process.pid, signal.SIGSTOP)
+        before = time.monotonic() + 5
+        while not stands() and time.monotonic() < before:
+            time.sleep(0.01)
+        if not (done := stands()):
+            os.killpg(process.pid, signal.SIGCONT)
+        return done
+
+    until(stopped, lambda: "a standstill")
 
 
 def _threads(pid: int) -> list[str]:

@@ -116,6 +116,7 @@ def test_who_answers_is_compared_a_stranger_a_replica_that_took_over_and_the_ser
         part(replica)
         house.server = replica
         house.write()
+        replica.execute("SET GLOBAL read_only = 0")
         source.write("taken over")
         assert house.run("check", SERVER).code == 0
         source.stream()

@@ -225,6 +225,7 @@ def test_operators_restore_beneath_the_configured_folders_only_and_never_over_da
     assert elsewhere.status_code in (403, 409), elsewhere.text
     if night.under:
         admin = night.api.client("admin")
+        (night.house.base / "etc").chmod(0o755)  # as /etc is: the server's user gets there, and the unit writes nothing
         wanted_there = {**wanted, "datadir": str(night.house.base / "etc" / "restored")}
         refused = follow(admin, admin.post("/v1/restores", json=wanted_there).json()["job"]["id"])[-1]
         assert "ReadWritePaths" in refused["hint"], refused

@@ -9,7 +9,7 @@ import pytest
 from backupd.engine.preparation import check_logs, prepare_step
 from backupd.engine.sandbox import can_confine, is_available
 from backupd.engine.toolset import find_tool
-from backupd.model.errors import ToolError
+from backupd.model.errors import BackupdError, ToolError, UnrestorableError
 from backupd.model.server import Tool, Version
 from backupd.process.command import Command
 from backupd.process.run import run
@@ -43,14 +43,15 @@ def test_a_script_that_calls_what_the_sandbox_does_not_have_is_not_confined(tmp_
     assert "--use-memory=1M" in step.plain.argv
 
 
-@pytest.mark.parametrize(("logs", "message"), [
-    ([""], "did not end its work"), (["completed OK!\nno"], "did not end its work"),
-    (["completed OK!", "x bad y\ncompleted OK!"], "not completely"),
+@pytest.mark.parametrize(("logs", "kind", "message"), [
+    ([""], ToolError, "did not end its work"), (["completed OK!\nno"], ToolError, "did not end its work"),
+    (["completed OK!", "x bad y\ncompleted OK!"], UnrestorableError, "not completely"),
 ])
-def test_every_log_must_end_well_and_tell_of_no_trouble(logs: list[str], message: str) -> None:
-    with pytest.raises(ToolError, match=message):
+def test_every_log_must_end_well_and_tell_of_no_trouble(logs: list[str], kind: type[BackupdError], message: str,
+                                                        ) -> None:
+    with pytest.raises(kind, match=message):
         check_logs(TOOL, Path("/x"), logs, silent=["bad"])
-    with pytest.raises(ToolError) as told:
+    with pytest.raises(UnrestorableError) as told:
         check_logs(TOOL, Path("/x"), ["x bad y\ncompleted OK!"], silent=["bad"])
     assert told.value.hint == ("every file is what was stored (its digest agrees), so another copy is the same: choose "
                                "another backup (--to backup:ID)")

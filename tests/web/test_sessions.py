@@ -19,16 +19,16 @@ from backupd.model.ids import new_id
 from backupd.model.job import JobKind, JobRecord, JobState, RestoreRecord
 from tests.api.rig import Rig, rig
 from tests.app.house import Clock
+from tests.support.places import short_directory
 from tests.web.stage import CRM, LEGACY, SHOP, Stage, settings_of
 from tests.web.visitor import stranger, visitor
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, Stage]]:
+def scene() -> Iterator[tuple[Rig, Stage]]:
     stages: list[Stage] = []
-    base: Path = tmp_path_factory.mktemp("doing")
-    with rig(settings_of(base), clock=Clock(utc_now()),
-             prepared=lambda wiring: stages.append(Stage(wiring).set())) as running:
+    with short_directory() as base, rig(settings_of(base), clock=Clock(utc_now()),
+                                        prepared=lambda wiring: stages.append(Stage(wiring).set())) as running:
         yield running, stages[0]
 
 
