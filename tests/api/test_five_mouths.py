@@ -111,7 +111,7 @@ class Installation:
         at = self.now() - ago
         copies = tuple(Copy(name, "complete", at, at) for name in ("local", "offsite"))
         record = replace(
-            samples.backup(server=SERVER, copies=copies), id=new_id(at), started_at=at - timedelta(seconds=1),
+            samples.backup(server=SERVER, copies=copies), id=new_id(at), started_at=at - timedelta(milliseconds=1),
             finished_at=at, server_uuid=uuid, stats=Stats(10**9, 10**8, 10**8, 10, 0), warnings=(), manifest="a" * 64,
             position=Position(FILE, 100, "0-1-100"), **others)  # type: ignore[arg-type]  # of its fields
         self.catalog.backups.add(record)
@@ -295,13 +295,14 @@ def test_a_stream_whose_archive_is_in_trouble(home: Installation) -> None:
 
 
 def test_a_gap_in_the_log(home: Installation) -> None:
-    at = home.now() - timedelta(seconds=5)  # the backup below begins a second before it ends
+    at = home.now()
     gap = Gap(SERVER, home.branch, "", Position(FILE, home.pos, "0-1-500"), None, at, None, "the server purged it", at)
     home.catalog.binlogs.add_gap(gap)
     home.catalog.events.add(Event(at, "binlog-gap", Severity.ERROR, "binary logs of db1 are missing", server=SERVER))
     state = home.say()
     assert state.kinds == {"binlog-gap"}
     assert state.status == "bad"
+    time.sleep(0.01)  # the backup begins behind it
     home.job(JobKind.FULL)
     home.backup(ago=timedelta(0))
     home.desk._covered = None
