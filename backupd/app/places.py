@@ -82,7 +82,7 @@ def _without_newest(wiring: Wiring, destinations: Iterable[Destination]) -> Iter
             destination.stat(layout.manifest_key(newest.server, newest.id))
         except ObjectMissingError:
             yield error(f"destination {destination.name}",
-                        f"{newest.id} of {newest.server}, the newest backup there by the catalog, is not there",
+                        f"it does not hold {newest.id} of {newest.server}, by the catalog the newest backup there",
                         "is another folder, disk or bucket in its place? `backupd verify` tells all that is missing "
                         f"there; `backupd replicate {newest.server} --to {destination.name}` copies it again from the "
                         "others")

@@ -54,12 +54,21 @@ class Answering(_Plain):  # type: ignore[misc]  # its stubs do not know what is 
         except Exception as error:
             raise self._unreadable(error) from error
 
+    def peer(self) -> tuple[int, int] | None:
+        """Process and user at the other end of a socket of this host, by the kernel's word (0 is a process in another
+        pid namespace); None over TCP."""
+        opened: socket.socket = self._sock
+        if opened.family != socket.AF_UNIX:
+            return None
+        process, user, _group = struct.unpack("3i", opened.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return process, user
+
     def server_uid(self) -> int | None:
         """Whose process is at the other end, by the kernel's word; None where it is not on this host's network."""
+        if (peer := self.peer()) is not None:
+            return peer[1]
         opened: socket.socket = self._sock
-        if opened.family == socket.AF_UNIX:
-            credentials = opened.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            return int(struct.unpack("3i", credentials)[1])
         ends = opened.getpeername()[1], opened.getsockname()[1]
         for table in _TCP_TABLES:
             for line in table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else ():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import socket
-import struct
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,11 +225,8 @@ class Session:
     @property
     def peer_pid(self) -> int:
         """Process id at the other end of the socket; 0 over TCP or when it lives in another pid namespace."""
-        if not self.connection.socket:
-            return 0
-        raw: socket.socket = self._raw._sock  # noqa: SLF001 - PyMySQL has no other way to it
-        credentials = raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", credentials)[0])
+        found: tuple[int, int] | None = self._raw.peer()
+        return found[0] if found is not None else 0
 
     @property
     def server_uid(self) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,6 +78,20 @@ class Source:
         done = self.house.run("run-stream", SERVER, "--once")
         assert done.code == 0, done.all
 
+    def crash_behind_the_tail(self) -> tuple[Moment, Moment, Moment]:
+        """A crash takes back what was written and streamed last, and the server goes on without: the moments ``kept``,
+        ``lost`` and ``new``."""
+        house, server, crashed = self.house, self.server, self.house.base / "crashed"
+        kept = self.write("kept")
+        copied(server, crashed)
+        lost = self.write("lost")
+        self.stream()
+        server.kill()
+        house.remove_datadir(server.datadir)
+        shutil.move(crashed, server.datadir)
+        server.start()
+        return kept, lost, self.write("new")
+
     def branches(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.house.ok("timeline", SERVER)["branches"]
         return found
@@ -111,6 +127,12 @@ def begun(stack: Stack, base: Path, keys: Keys, options: Options | None = None) 
         found = Source(House(base, server, keys, policy_extra=POLICY_EXTRA, programs=stack.all_programs()))
         found.begin()
         yield found
+
+
+def copied(server: Server, to: Path) -> None:
+    """Its data directory, as a crash in this moment would leave it."""
+    with frozen(server.pid):
+        subprocess.run(["cp", "-a", "--sparse=always", str(server.datadir), str(to)], check=True)
 
 
 def refused(stack: Stack, house: House) -> bool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.forked import Source, begun, diary, frozen, noted, refused
+from tests.e2e.forked import Source, begun, diary, noted, refused
 from tests.e2e.house import SERVER
 from tests.support.keys import Keys
 from tests.support.replica import catch_up, part, replica_of
@@ -200,22 +198,10 @@ def _rows(source: Source, count: int) -> None:
 
 def test_after_a_crash_that_lost_its_tail_the_tail_and_what_came_instead_are_reached(
         stack: Stack, source: Source) -> None:
-    house, server = source.house, source.server
-    if refused(stack, house):
+    if refused(stack, source.house):
         return
-    house.backup()
-    kept = source.write("kept")
-    crashed = house.base / "crashed"
-    with frozen(server.pid):
-        subprocess.run(["cp", "-a", "--sparse=always", str(server.datadir), str(crashed)], check=True)
-    lost = source.write("lost")
-    source.stream()
-
-    server.kill()
-    house.remove_datadir(server.datadir)
-    shutil.move(crashed, server.datadir)
-    server.start()
-    new = source.write("new")
+    source.house.backup()
+    kept, lost, new = source.crash_behind_the_tail()
     assert new.gtid == lost.gtid
     source.stream()
     old, now = source.branches()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from backupd.catalog.session import open_catalog
-from tests.e2e.forked import Source, begun, diary, frozen, refused
+from tests.e2e.forked import Source, begun, copied, diary, refused
 from tests.e2e.house import SERVER
 from tests.e2e.oracle import NO_GTIDS
 from tests.support.keys import Keys
@@ -145,8 +143,7 @@ def test_a_copy_of_the_data_directory_that_answers_elsewhere_is_a_stranger_thoug
     source.write("before")
     source.stream()
     image = house.base / "image"
-    with frozen(server.pid):
-        subprocess.run(["cp", "-a", "--sparse=always", str(server.datadir), str(image)], check=True)
+    copied(server, image)
     source.write("after the image")
     source.stream()
     line = house.ok("timeline", SERVER)
@@ -175,17 +172,7 @@ def test_without_gtids_files_and_places_tell_a_lost_tail_and_a_reset(stack: Stac
     with begun(stack, short_tmp, keys, NO_GTIDS) as source:
         house, server = source.house, source.server
         house.backup()
-        kept = source.write("kept")
-        crashed = house.base / "crashed"
-        with frozen(server.pid):
-            subprocess.run(["cp", "-a", "--sparse=always", str(server.datadir), str(crashed)], check=True)
-        lost = source.write("lost")
-        source.stream()
-        server.kill()
-        house.remove_datadir(server.datadir)
-        shutil.move(crashed, server.datadir)
-        server.start()
-        new = source.write("new")
+        kept, lost, new = source.crash_behind_the_tail()
         source.stream()
         old, now = source.branches()
         assert (old["reason"], now["reason"], now["parent"]) == ("first", "lost-tail", old["id"])
